@@ -1,0 +1,68 @@
+# The library, from every source in its folders.
+#
+# A source whose name holds the name of an optional part (`onednn.cpp`, `cudnn_conv.cpp`, `matmul_nccl.cu`)
+# is compiled only where that part is found; so no source asks `#if`.
+set(folders core ops autograd amp nn optim distributed data io)
+set(patterns ${folders})
+list(TRANSFORM patterns APPEND /*.cpp)
+if(HALFTONE_HAS_CUDA)
+  list(APPEND patterns cuda/*.cu cuda/*.cpp)
+endif()
+list(TRANSFORM patterns PREPEND ${PROJECT_SOURCE_DIR}/)
+file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${patterns})
+
+# A backend registers itself in a function that the library's core calls by name: nothing that a
+# linker could drop. A part with sources of its own is such a backend.
+set(HALFTONE_DECLARATIONS)
+set(HALFTONE_CALLS)
+foreach(part CUDA CUDNN NCCL MPI ONEDNN ZLIB)
+  string(TOLOWER ${part} word)
+  set(own ${sources})
+  if(part STREQUAL CUDA)
+    list(FILTER own INCLUDE REGEX "^cuda/")
+  else()
+    list(FILTER own INCLUDE REGEX "[/_]${word}(_[a-z0-9_]*)?[.]")
+  endif()
+  if(own AND HALFTONE_HAS_${part})
+    string(APPEND HALFTONE_DECLARATIONS "void register_${word}();\n")
+    string(APPEND HALFTONE_CALLS "  register_${word}();\n")
+  elseif(own)
+    list(REMOVE_ITEM sources ${own})
+  endif()
+endforeach()
+set(generated ${PROJECT_BINARY_DIR}/generated/halftone)
+list(JOIN HALFTONE_FEATURES ", " HALFTONE_FEATURES)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/config.h.in ${generated}/config.h @ONLY)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/backends.cpp.in ${generated}/backends.cpp @ONLY)
+
+list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/)
+add_library(halftone ${sources} ${generated}/backends.cpp)
+add_library(Halftone::halftone ALIAS halftone)
+halftone_compile(halftone)
+target_compile_features(halftone PUBLIC cxx_std_20)
+set_target_properties(halftone PROPERTIES
+  VERSION ${PROJECT_VERSION}
+  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+  INSTALL_RPATH $ORIGIN
+  INSTALL_RPATH_USE_LINK_PATH ON)
+
+# Files are included as "halftone/core/tensor.h", here as in an installed tree.
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include)
+file(CREATE_LINK ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/include/halftone SYMBOLIC)
+target_include_directories(halftone
+  PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+         $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+  PRIVATE ${PROJECT_BINARY_DIR}/generated)
+target_link_libraries(halftone PRIVATE
+  ${HALFTONE_LINKS} $<BUILD_INTERFACE:Eigen3::Eigen> $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+if(BUILD_SHARED_LIBS AND NOT APPLE)
+  target_link_options(halftone PRIVATE LINKER:--as-needed)  # a part that is found but unused costs nothing
+endif()
+
+# The CPU operators: vectorised loops, but no option that may change a result.
+set(operators ${sources})
+list(FILTER operators INCLUDE REGEX "/ops/[^/]*[.]cpp$")
+set_source_files_properties(${operators} PROPERTIES
+  COMPILE_DEFINITIONS "EIGEN_DONT_PARALLELIZE;EIGEN_MPL2_ONLY"
+  COMPILE_OPTIONS
+  "${HALFTONE_MARCH_FLAG};-fno-math-errno;-fno-trapping-math;$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
