@@ -8,10 +8,11 @@ set(HALFTONE_LINKS Threads::Threads)
 set(HALFTONE_FEATURES)  # "CUDA 13.0", ... for build_info()
 set(HALFTONE_SUMMARY)
 
-# A package that the library cannot do without.
+# A package that the build cannot do without. The version is compared here: asked for 2, the package
+# file of a version 3 would call itself unfit.
 macro(halftone_require package version debian)
-  find_package(${package} ${version} QUIET)
-  if(NOT ${package}_FOUND)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND OR (${package}_VERSION AND ${package}_VERSION VERSION_LESS ${version}))
     message(FATAL_ERROR "Halftone needs ${package} ${version} or later: install ${debian}, "
                         "or name its place in CMAKE_PREFIX_PATH.")
   endif()

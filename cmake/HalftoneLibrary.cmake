@@ -55,8 +55,8 @@ target_include_directories(halftone
   PRIVATE ${PROJECT_BINARY_DIR}/generated)
 target_link_libraries(halftone PRIVATE
   ${HALFTONE_LINKS} $<BUILD_INTERFACE:Eigen3::Eigen> $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
-if(BUILD_SHARED_LIBS AND NOT APPLE)
-  target_link_options(halftone PRIVATE LINKER:--as-needed)  # a part that is found but unused costs nothing
+if(BUILD_SHARED_LIBS AND NOT APPLE)  # a part that is found but unused costs nothing
+  target_link_options(halftone PRIVATE LINKER:--as-needed)
 endif()
 
 # The CPU operators: vectorised loops, but no option that may change a result.
