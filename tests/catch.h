@@ -11,7 +11,7 @@ using TestEventListenerBase = EventListenerBase;
 #include <catch2/catch.hpp>
 #endif
 
-// Test cases that HT_SKIP left. A process whose every case was left ends with 77: CTest shows it as skipped.
+// Test cases that HT_SKIP left. A process that left every case ends with 77: skipped, for CTest.
 inline int skipped_cases = 0;
 
 // HT_SKIP("no CUDA device"): leaves the test case, visibly.

@@ -1,0 +1,6 @@
+// All of Halftone's public headers. CUDA's, for operators of your own, is apart: cuda/extend.cuh.
+#pragma once
+
+#include <iostream>
+
+#include "halftone/core/version.h"
