@@ -1,8 +1,9 @@
-# Optional parts of the library. Each is AUTO (use it where it is found), ON (stop if it is not) or OFF.
+# Optional parts of the library. Each is AUTO (used where it is found), ON (stop if it is not) or
+# OFF.
 #
 #   halftone_feature(NAME "what to install" [NEEDS FEATURE] [TARGETS imported...])
 #
-# gives HALFTONE_HAS_NAME (0 or 1), appends the targets to HALFTONE_LINKS, and a line to the summary.
+# gives HALFTONE_HAS_NAME (0 or 1), and adds the targets to HALFTONE_LINKS.
 
 set(HALFTONE_LINKS Threads::Threads)
 set(HALFTONE_FEATURES)  # "CUDA 13.0", ... for build_info()
@@ -66,8 +67,8 @@ function(halftone_feature name cure)
       endif()
     endif()
     if(NOT has AND NOT wanted STREQUAL AUTO)
-      message(FATAL_ERROR "HALFTONE_${name}=${HALFTONE_${name}}: ${name} ${found}. If it is installed "
-                          "somewhere unusual, name the place in CMAKE_PREFIX_PATH.")
+      message(FATAL_ERROR "HALFTONE_${name}=${HALFTONE_${name}}: ${name} ${found}. If it is "
+                          "installed somewhere unusual, name the place in CMAKE_PREFIX_PATH.")
     endif()
   endif()
 

@@ -1,7 +1,7 @@
 # The library, from every source in its folders.
 #
-# A source whose name holds the name of an optional part (`onednn.cpp`, `cudnn_conv.cpp`, `matmul_nccl.cu`)
-# is compiled only where that part is found; so no source asks `#if`.
+# A source whose name holds the name of an optional part (`onednn.cpp`, `conv_cudnn.cpp`) is
+# compiled only where that part is found; so no source asks `#if`.
 set(folders core ops autograd amp nn optim distributed data io)
 set(patterns ${folders})
 list(TRANSFORM patterns APPEND /*.cpp)
@@ -54,7 +54,9 @@ target_include_directories(halftone
          $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
   PRIVATE ${PROJECT_BINARY_DIR}/generated)
 target_link_libraries(halftone PRIVATE
-  ${HALFTONE_LINKS} $<BUILD_INTERFACE:Eigen3::Eigen> $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+  ${HALFTONE_LINKS}
+  $<BUILD_INTERFACE:Eigen3::Eigen>
+  $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
 if(BUILD_SHARED_LIBS AND NOT APPLE)  # a part that is found but unused costs nothing
   target_link_options(halftone PRIVATE LINKER:--as-needed)
 endif()
@@ -62,7 +64,8 @@ endif()
 # The CPU operators: vectorised loops, but no option that may change a result.
 set(operators ${sources})
 list(FILTER operators INCLUDE REGEX "/ops/[^/]*[.]cpp$")
+set(options ${HALFTONE_MARCH_FLAG} -fno-math-errno -fno-trapping-math
+            $<$<CONFIG:Release,RelWithDebInfo>:-O3>)
 set_source_files_properties(${operators} PROPERTIES
   COMPILE_DEFINITIONS "EIGEN_DONT_PARALLELIZE;EIGEN_MPL2_ONLY"
-  COMPILE_OPTIONS
-  "${HALFTONE_MARCH_FLAG};-fno-math-errno;-fno-trapping-math;$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
+  COMPILE_OPTIONS "${options}")

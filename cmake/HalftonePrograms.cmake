@@ -41,11 +41,48 @@ if(HALFTONE_TESTS)
   endforeach()
 endif()
 
+# The installed tree, as this build makes it and as a build of the other kind would.
+if(HALFTONE_TESTS AND HALFTONE_INSTALL)
+  set(arguments -G ${CMAKE_GENERATOR} -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}
+                -DCMAKE_BUILD_TYPE=$<CONFIG>)
+  set(kinds static shared)
+  foreach(shared 0 1)
+    list(GET kinds ${shared} kind)
+    set(build ${PROJECT_BINARY_DIR})
+    set(make OFF)
+    if((shared AND NOT BUILD_SHARED_LIBS) OR (NOT shared AND BUILD_SHARED_LIBS))
+      set(build ${PROJECT_BINARY_DIR}/package/${kind})
+      set(make ON)
+    endif()
+    add_test(NAME package_${kind} COMMAND ${CMAKE_COMMAND}
+      -DSOURCE=${PROJECT_SOURCE_DIR} -DBUILD=${build} -DSHARED=${shared} -DMAKE=${make}
+      -DWORK=${PROJECT_BINARY_DIR}/package/${kind}_installed
+      -P ${PROJECT_SOURCE_DIR}/tests/package/run.cmake -- ${arguments})
+    set_tests_properties(package_${kind} PROPERTIES TIMEOUT 1800 LABELS package)
+  endforeach()
+endif()
+
 if(HALFTONE_EXAMPLES OR HALFTONE_BENCHMARKS)
   halftone_require(CLI11 2 libcli11-dev)
 endif()
 if(HALFTONE_EXAMPLES)
   halftone_programs(examples example CLI11::CLI11 nlohmann_json::nlohmann_json)
+  # An example with a line `// ctest: arguments` is run with them; @data@ is the data that we ship.
+  set(data ${PROJECT_SOURCE_DIR}/data)
+  foreach(program ${HALFTONE_PROGRAMS})
+    get_target_property(file ${program} SOURCES)
+    list(GET file 0 file)
+    file(STRINGS ${file} line REGEX "^// ctest:" LIMIT_COUNT 1)
+    if(HALFTONE_TESTS AND line)
+      string(REGEX REPLACE "^// ctest:" "" line ${line})
+      string(CONFIGURE "${line}" line @ONLY)
+      separate_arguments(arguments UNIX_COMMAND "${line}")
+      add_test(NAME ${program} COMMAND ${program} ${arguments}
+               WORKING_DIRECTORY ${PROJECT_BINARY_DIR}/examples)
+      set_tests_properties(${program} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+    endif()
+  endforeach()
 endif()
 if(HALFTONE_BENCHMARKS)
   halftone_programs(benchmarks benchmark CLI11::CLI11 nlohmann_json::nlohmann_json)
