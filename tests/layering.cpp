@@ -126,7 +126,8 @@ bool is_source(const fs::path& path) {
   return kinds.contains(path.extension().string());
 }
 
-// Every source of the tree, relative to its root. Peers are other frameworks' programs.
+// Every source of the tree, relative to its root, but for programs that are not ours: those of
+// other frameworks and the outside project.
 Strings sources() {
   Strings files = {"halftone.h"};
   Strings folders(programs.begin(), programs.end());
@@ -135,7 +136,8 @@ Strings sources() {
     if (!fs::exists(root / folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
       const std::string file = fs::relative(entry.path(), root).generic_string();
-      if (is_source(entry.path()) && !file.starts_with("benchmarks/peers/")) files.push_back(file);
+      if (file.starts_with("benchmarks/peers/") || file.starts_with("tests/package/")) continue;
+      if (is_source(entry.path())) files.push_back(file);
     }
   }
   return files;
