@@ -1,0 +1,29 @@
+// Names and promotion of dtypes.
+#include "halftone/core/dtype.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace halftone {
+
+std::string text::str(double v) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.6g", v);
+  return buffer;
+}
+
+std::string_view name(DType t) {
+  constexpr std::string_view names[num_dtypes] = {"f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"};
+  return names[static_cast<int>(t)];
+}
+
+DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;
+  if (is_floating(a)) return is_16bit_dtype(a) && is_16bit_dtype(b) ? DType::f32 : std::max(a, b);
+  // Integers: bool < u8 < i32 < i64.
+  auto width = [](DType t) { return t == DType::b8 ? 0 : t == DType::u8 ? 1 : t == DType::i32 ? 2 : 3; };
+  return width(a) > width(b) ? a : b;
+}
+
+}  // namespace halftone

@@ -1,0 +1,153 @@
+// Tensor: metadata, memory access, views without history. What needs an operator is defined in ops/, what needs
+// a gradient in autograd/.
+#include "halftone/core/tensor.h"
+
+#include "halftone/core/backend.h"
+#include "halftone/core/state_dict.h"
+#include "halftone/core/thread_state.h"
+
+namespace halftone {
+namespace {
+
+// Elements from the first to one past the last that a layout touches.
+int64_t extent(const Shape& shape, const Strides& strides) {
+  int64_t last = 0;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return 0;
+    last = checked_add(last, checked_mul(shape[i] - 1, strides[i]));
+  }
+  return last + 1;
+}
+
+}  // namespace
+
+bool Meta::contiguous() const {
+  int64_t expected = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] == 0) return true;
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+std::string str(const Meta& m) { return text::cat(m.shape, " (", m.dtype, ")"); }
+
+Tensor Tensor::empty(const Meta& meta) {
+  for (auto d : meta.shape) HT_CHECK(d >= 0, "a tensor's sizes must be 0 or more, got ", meta.shape);
+  auto body = std::make_shared<Body>();
+  body->meta = Meta(meta.shape, meta.dtype, meta.device);
+  int64_t bytes = checked_mul(meta.shape.numel(), static_cast<int64_t>(size_of(meta.dtype)));
+  body->storage = Storage::allocate(bytes, meta.device);
+  return Tensor(std::move(body));
+}
+
+int64_t Tensor::size(int64_t dim) const {
+  HT_CHECK(rank() > 0, "size: a 0-d tensor has no dimension ", dim);
+  return shape()[static_cast<size_t>(normalize_dim("size", dim, rank()))];
+}
+
+void* Tensor::raw_data() const {
+  HT_CHECK(defined(), "data: the tensor is undefined");
+  auto* base = static_cast<char*>(storage()->data());
+  return base ? base + meta().offset * static_cast<int64_t>(size_of(dtype())) : nullptr;
+}
+
+void* Tensor::data_of(DType expected) const {
+  HT_CHECK(defined(), "data: the tensor is undefined");
+  HT_CHECK(dtype() == expected, "data: asked for ", expected, ", the tensor is ", dtype());
+  return raw_data();
+}
+
+Tensor Tensor::detach() const {
+  if (!defined()) return {};
+  auto body = std::make_shared<Body>();
+  body->meta = meta();
+  body->storage = storage();
+  body->is_view = body_->is_view;
+  return Tensor(std::move(body));
+}
+
+Tensor Tensor::as_strided(const Shape& shape, const Strides& strides, int64_t offset) const {
+  HT_CHECK(shape.rank() == strides.rank(), "as_strided: shape ", shape, " and strides ", strides, " have different lengths");
+  for (size_t i = 0; i < shape.size(); ++i)
+    HT_CHECK(shape[i] >= 0 && strides[i] >= 0, "as_strided: sizes and strides must be 0 or more, got ", shape, " and ", strides);
+  HT_CHECK(offset >= 0, "as_strided: offset must be 0 or more, got ", offset);
+  int64_t end = checked_mul(checked_add(offset, extent(shape, strides)), static_cast<int64_t>(size_of(dtype())));
+  HT_CHECK(end <= storage()->bytes(), "as_strided: shape ", shape, " with strides ", strides, " at offset ", offset, " needs ", end,
+           " bytes, the storage has ", storage()->bytes());
+  Tensor t = detach();
+  t.body_->meta.shape = shape;
+  t.body_->meta.strides = strides;
+  t.body_->meta.offset = offset;
+  t.body_->is_view = true;
+  return t;
+}
+
+Tensor Tensor::carve(int64_t offset, const Shape& shape) const {
+  HT_CHECK(is_contiguous(), "carve: the tensor must be contiguous, got strides ", strides());
+  auto width = static_cast<int64_t>(size_of(dtype()));
+  HT_CHECK(offset >= 0 && checked_add(offset, shape.numel()) <= numel(), "carve: elements ", offset, " to ", offset + shape.numel(),
+           " leave a tensor of ", numel());
+  auto body = std::make_shared<Body>();
+  body->meta = Meta(shape, dtype(), device());
+  body->storage = Storage::carve(storage(), checked_mul(meta().offset + offset, width), checked_mul(shape.numel(), width));
+  return Tensor(std::move(body));
+}
+
+void Tensor::set_(const Tensor& value) const {
+  HT_CHECK(defined() && value.defined(), "set_: both tensors must be defined");
+  storage()->drop_shadows();
+  body_->meta = value.meta();
+  body_->storage = value.storage();
+  body_->is_view = value.body_->is_view;
+}
+
+Scalar Tensor::first() const {
+  HT_CHECK(defined(), "item: the tensor is undefined");
+  HT_CHECK(numel() == 1, "item: needs a tensor of one element, got ", meta());
+  Tensor host = to_host(*this, "item");
+  return visit(dtype(), [&]<class T>(Type<T>) {
+    T v = *host.data<T>();
+    if constexpr (is_16bit<T>) return Scalar(static_cast<float>(v));
+    else return Scalar(v);
+  });
+}
+
+Tensor to_host(const Tensor& t, const char* who) {
+  HT_CHECK(t.defined(), who, ": the tensor is undefined");
+  check_may_sync(who);
+  NoGrad off;
+  Tensor dense = t.detach().contiguous();
+  if (dense.device().type == DeviceType::cpu) return dense;
+  Tensor host = Tensor::empty(Meta(t.shape(), t.dtype(), Device::cpu()));
+  int64_t bytes = t.numel() * static_cast<int64_t>(size_of(t.dtype()));
+  if (bytes > 0) backend(t.device().type).copy(host.raw_data(), host.device(), dense.raw_data(), dense.device(), bytes);
+  return host;
+}
+
+void StateDict::add(const std::string& prefix, const StateDict& other) {
+  for (auto& [name, t] : other) add(prefix.empty() ? name : prefix + "." + name, t);
+}
+Tensor* StateDict::find(std::string_view name) {
+  for (auto& [n, t] : entries_) if (n == name) return &t;
+  return nullptr;
+}
+const Tensor& StateDict::at(std::string_view name) const {
+  const Tensor* t = find(name);
+  HT_CHECK(t, "state: there is no entry '", name, "'");
+  return *t;
+}
+StateDict StateDict::part(std::string_view prefix) const {
+  StateDict r;
+  for (auto& [n, t] : entries_)
+    if (n.size() > prefix.size() && n.starts_with(prefix) && n[prefix.size()] == '.') r.add(n.substr(prefix.size() + 1), t);
+  return r;
+}
+StateDict StateDict::clone() const {
+  StateDict r;
+  for (auto& [n, t] : entries_) r.add(n, t.detach().clone());
+  return r;
+}
+
+}  // namespace halftone

@@ -1,0 +1,31 @@
+// Thread state and its guards.
+#include "halftone/core/thread_state.h"
+
+#include "halftone/core/capture.h"
+
+namespace halftone {
+
+ThreadState& thread_state() {
+  thread_local ThreadState state;
+  return state;
+}
+
+ThreadState capture_thread_state() {
+  ThreadState s = thread_state();
+  s.capture = nullptr;
+  return s;
+}
+
+InstallThreadState::InstallThreadState(const ThreadState& state) : saved_(thread_state()) { thread_state() = state; }
+InstallThreadState::~InstallThreadState() { thread_state() = std::move(saved_); }
+
+ForbidSync::ForbidSync() : saved_(thread_state().forbid_sync) { thread_state().forbid_sync = true; }
+ForbidSync::~ForbidSync() { thread_state().forbid_sync = saved_; }
+
+void check_may_sync(const char* who) {
+  const ThreadState& s = thread_state();
+  HT_CHECK(!s.capture, who, ": waits for the device, which a captured step cannot; return the tensor and read it after the call");
+  HT_CHECK(!s.forbid_sync, who, ": waits for the device, and ForbidSync is on");
+}
+
+}  // namespace halftone
