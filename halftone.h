@@ -3,4 +3,10 @@
 
 #include <iostream>
 
+#include "halftone/core/backend.h"
+#include "halftone/core/capture.h"
+#include "halftone/core/parallel.h"
+#include "halftone/core/state_dict.h"
+#include "halftone/core/thread_state.h"
 #include "halftone/core/version.h"
+#include "halftone/ops/ops.h"

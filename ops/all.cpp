@@ -1,0 +1,26 @@
+// The library's operators in one list.
+#include "halftone/ops/all.h"
+
+#include "halftone/ops/binary.h"
+#include "halftone/ops/reduce.h"
+#include "halftone/ops/unary.h"
+
+namespace halftone {
+
+std::span<OpDef* const> library_ops() {
+  static const std::vector<OpDef*> all = [] {
+    fill_cpu_unary();
+    fill_cpu_binary();
+    fill_cpu_reduce();
+    std::vector<OpDef*> ops;
+    elementwise::each(unary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&unary::def<Op>); });
+    elementwise::each(binary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&binary::def<Op>); });
+    elementwise::each(reduce::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&reduce::def<Op>); });
+    for (auto family : {copy_ops(), shape_ops(), reduce_ops(), matmul_ops(), softmax_ops(), loss_ops(), index_ops(), random_ops(), update_ops()})
+      ops.insert(ops.end(), family.begin(), family.end());
+    return ops;
+  }();
+  return all;
+}
+
+}  // namespace halftone

@@ -1,0 +1,113 @@
+#pragma once
+// Elementwise functions of two tensors, or a tensor and a number, with broadcasting as in NumPy.
+// Dtypes promote (core/dtype.h); numbers and 0-d tensors never raise a dtype within their kind, and a 0-d CPU tensor may
+// meet tensors of any device. To add one: its struct here, and its line in HT_BINARY_OPS.
+#include "halftone/ops/unary.h"
+
+// X(function, struct): each becomes `Tensor function(const Operand& a, const Operand& b)`.
+#define HT_BINARY_OPS(X)                                                                                             \
+  X(add, Add) X(sub, Sub) X(mul, Mul) X(div, Div) X(maximum, Maximum) X(minimum, Minimum) X(relu_grad, ReluGrad)           \
+  X(eq, Eq) X(ne, Ne) X(lt, Lt) X(le, Le) X(gt, Gt) X(ge, Ge) X(logical_and, LogicalAnd) X(logical_or, LogicalOr)
+
+namespace halftone {
+
+#define HT_DECLARE(function, Op) HT_API Tensor function(const Operand& a, const Operand& b);
+HT_BINARY_OPS(HT_DECLARE)
+#undef HT_DECLARE
+// condition ? a : b elementwise, broadcast; condition is bool.
+HT_API Tensor where(const Tensor& condition, const Operand& a, const Operand& b);
+
+namespace binary {
+
+inline constexpr Saves saves_inputs{.in = 3, .out = 0}, saves_none{};
+
+struct Add {
+  static constexpr auto name = "add", doc = "a + b";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_none;
+  static constexpr DTypes types = number_types;
+  template <class T> HT_HD static T f(T a, T b) { return static_cast<T>(a + b); }
+  static Tensor da(const Operand&, const Operand&, const Tensor&, const Tensor& g) { return g; }
+  static Tensor db(const Operand&, const Operand&, const Tensor&, const Tensor& g) { return g; }
+};
+struct Sub {
+  static constexpr auto name = "sub", doc = "a - b";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_none;
+  static constexpr DTypes types = number_types;
+  template <class T> HT_HD static T f(T a, T b) { return static_cast<T>(a - b); }
+  static Tensor da(const Operand&, const Operand&, const Tensor&, const Tensor& g) { return g; }
+  static Tensor db(const Operand&, const Operand&, const Tensor&, const Tensor& g) { return -g; }
+};
+struct Mul {
+  static constexpr auto name = "mul", doc = "a * b";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_inputs;
+  static constexpr DTypes types = number_types;
+  template <class T> HT_HD static T f(T a, T b) { return static_cast<T>(a * b); }
+  static Tensor da(const Operand&, const Operand& b, const Tensor&, const Tensor& g) { return g * b; }
+  static Tensor db(const Operand& a, const Operand&, const Tensor&, const Tensor& g) { return g * a; }
+};
+struct Div {
+  static constexpr auto name = "div", doc = "a / b; of integers, in f32";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_inputs;
+  static constexpr double low = 0.5, high = 3;
+  template <class T> HT_HD static T f(T a, T b) { return a / b; }
+  static Tensor da(const Operand&, const Operand& b, const Tensor&, const Tensor& g) { return g / b; }
+  static Tensor db(const Operand& a, const Operand& b, const Tensor&, const Tensor& g) { return -(g * (a / b) / b); }
+};
+// The larger; NaN if either is. At a tie the gradient goes to a.
+struct Maximum {
+  static constexpr auto name = "maximum", doc = "the larger of a and b; NaN if either is NaN";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_inputs;
+  static constexpr DTypes types = number_types;
+  template <class T> HT_HD static T f(T a, T b) { return a >= b || a != a ? a : b; }
+  static Tensor da(const Operand& a, const Operand& b, const Tensor&, const Tensor& g) { return where(ge(a, b), g, 0); }
+  static Tensor db(const Operand& a, const Operand& b, const Tensor&, const Tensor& g) { return where(lt(a, b), g, 0); }
+};
+struct Minimum {
+  static constexpr auto name = "minimum", doc = "the smaller of a and b; NaN if either is NaN";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_inputs;
+  static constexpr DTypes types = number_types;
+  template <class T> HT_HD static T f(T a, T b) { return a <= b || a != a ? a : b; }
+  static Tensor da(const Operand& a, const Operand& b, const Tensor&, const Tensor& g) { return where(le(a, b), g, 0); }
+  static Tensor db(const Operand& a, const Operand& b, const Tensor&, const Tensor& g) { return where(gt(a, b), g, 0); }
+};
+// The gradient of relu from its output; linear in g.
+struct ReluGrad {
+  static constexpr auto name = "relu_grad", doc = "b where a > 0, else 0: the gradient of relu from its output a";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves{.in = 1, .out = 0};
+  static constexpr DTypes types = number_types;
+  template <class T> HT_HD static T f(T a, T b) { return a <= T(0) ? T(0) : b; }
+  static Tensor da(const Operand&, const Operand&, const Tensor&, const Tensor&) { return {}; }
+  static Tensor db(const Operand& a, const Operand&, const Tensor&, const Tensor& g) { return relu_grad(a, g); }
+};
+
+#define HT_COMPARISON(Op, text, expression, allowed)             \
+  struct Op {                                                    \
+    static constexpr auto name = text, doc = #expression;        \
+    static constexpr Cast cast = Cast::keep;                     \
+    static constexpr Saves saves = saves_none;                   \
+    static constexpr DTypes types = allowed;                     \
+    template <class T> HT_HD static bool f(T a, T b) { return expression; } \
+  };
+HT_COMPARISON(Eq, "eq", a == b, all_types)
+HT_COMPARISON(Ne, "ne", a != b, all_types)
+HT_COMPARISON(Lt, "lt", a < b, number_types)
+HT_COMPARISON(Le, "le", a <= b, number_types)
+HT_COMPARISON(Gt, "gt", a > b, number_types)
+HT_COMPARISON(Ge, "ge", a >= b, number_types)
+HT_COMPARISON(LogicalAnd, "logical_and", a != T(0) && b != T(0), all_types)
+HT_COMPARISON(LogicalOr, "logical_or", a != T(0) || b != T(0), all_types)
+#undef HT_COMPARISON
+
+#define HT_ENTRY(function, Op) elementwise::List<Op>{} +
+using All = decltype(HT_BINARY_OPS(HT_ENTRY) elementwise::List<>{});
+#undef HT_ENTRY
+
+}  // namespace binary
+}  // namespace halftone

@@ -1,0 +1,83 @@
+#pragma once
+// Loops of CPU kernels over strided tensors: dimensions are merged where every operand allows it, the innermost runs as
+// a row, rows are spread over threads. Internal to ops/*.cpp.
+#include <array>
+
+#include "halftone/core/op.h"
+#include "halftone/core/parallel.h"
+
+namespace halftone {
+
+inline constexpr int64_t parallel_grain = 1 << 15;  // elements a thread should have at least
+
+template <size_t N> struct Rows {
+  Shape shape;                      // outermost first; at least one dimension
+  std::array<Strides, N> strides;
+
+  Rows(const Shape& s, const std::array<Strides, N>& all) {
+    std::array<Strides, N> kept;
+    for (size_t d = 0; d < s.size(); ++d) {
+      if (s[d] == 1) continue;
+      bool merges = shape.rank() > 0;
+      for (size_t k = 0; k < N && merges; ++k) merges = kept[k].back() == all[k][d] * s[d];
+      if (merges) {
+        shape[shape.size() - 1] *= s[d];
+        for (size_t k = 0; k < N; ++k) kept[k][kept[k].size() - 1] = all[k][d];
+      } else {
+        shape.push_back(s[d]);
+        for (size_t k = 0; k < N; ++k) kept[k].push_back(all[k][d]);
+      }
+    }
+    if (shape.rank() == 0) {
+      shape.push_back(1);
+      for (auto& k : kept) k.push_back(0);
+    }
+    strides = kept;
+  }
+
+  // row(offsets, steps, n): n elements of each operand from offsets[k], steps[k] apart.
+  template <class F> void run(F&& row) const {
+    size_t last = shape.size() - 1;
+    int64_t inner = shape[last], rows = 1;
+    for (size_t d = 0; d < last; ++d) rows *= shape[d];
+    if (inner == 0 || rows == 0) return;
+    std::array<int64_t, N> steps;
+    for (size_t k = 0; k < N; ++k) steps[k] = strides[k][last];
+    if (rows == 1) {
+      parallel_for(inner, parallel_grain, [&](int64_t begin, int64_t end) {
+        std::array<int64_t, N> at;
+        for (size_t k = 0; k < N; ++k) at[k] = begin * steps[k];
+        row(at, steps, end - begin);
+      });
+      return;
+    }
+    int64_t grain = std::max<int64_t>(1, parallel_grain / std::max<int64_t>(inner, 1));
+    parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
+      Shape index = Shape::filled(shape.rank(), 0);
+      std::array<int64_t, N> at{};
+      int64_t rest = begin;
+      for (size_t d = last; d-- > 0;) {
+        index[d] = rest % shape[d];
+        rest /= shape[d];
+        for (size_t k = 0; k < N; ++k) at[k] += index[d] * strides[k][d];
+      }
+      for (int64_t r = begin; r < end; ++r) {
+        row(at, steps, inner);
+        for (size_t d = last; d-- > 0;) {
+          for (size_t k = 0; k < N; ++k) at[k] += strides[k][d];
+          if (++index[d] < shape[d]) break;
+          for (size_t k = 0; k < N; ++k) at[k] -= strides[k][d] * shape[d];
+          index[d] = 0;
+        }
+      }
+    });
+  }
+};
+
+// y = f(x) over a row; unit steps get their own loop so that the compiler can use vectors.
+template <class X, class Y, class F> void map_row(const X* x, int64_t dx, Y* y, int64_t dy, int64_t n, F f) {
+  if (dx == 1 && dy == 1) for (int64_t i = 0; i < n; ++i) y[i] = f(x[i]);
+  else for (int64_t i = 0; i < n; ++i) y[i * dy] = f(x[i * dx]);
+}
+
+}  // namespace halftone

@@ -1,0 +1,257 @@
+// matmul and the linear family: shapes, derivatives, CPU kernels over gemm().
+#include "halftone/ops/matmul.h"
+
+#include <algorithm>
+
+#include "halftone/ops/all.h"
+#include "halftone/ops/copy.h"
+#include "halftone/ops/gemm.h"
+#include "halftone/ops/iterate.h"
+#include "halftone/ops/reduce.h"
+#include "halftone/ops/shape.h"
+
+namespace halftone {
+namespace {
+
+template <class T> using gemm_result_t = std::conditional_t<std::same_as<T, double>, double, float>;
+
+template <class T> MatrixView<T> matrix(const Tensor& t, int64_t offset = 0) {
+  size_t r = t.shape().size();
+  return {t.data<T>() + offset, t.strides()[r - 2], t.strides()[r - 1]};
+}
+
+// Rounds a [rows, n] product to the output's dtype, applying f(value, column) on the way.
+template <class C, class Y, class F> void finish(const C* from, Y* to, int64_t rows, int64_t n, F f) {
+  parallel_for(rows, std::max<int64_t>(1, parallel_grain / std::max<int64_t>(n, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t j = 0; j < n; ++j) to[i * n + j] = convert<Y>(f(from[i * n + j], j));
+  });
+}
+
+// Multiplies into `out` when that has the product's dtype, else into a buffer that `then` rounds.
+template <class T, class F> void multiply(MatrixView<T> a, MatrixView<T> b, void* out, DType out_dtype, int64_t m, int64_t n, int64_t k, F then) {
+  using C = gemm_result_t<T>;
+  if (out_dtype == dtype_of<C>) {
+    auto* y = static_cast<C*>(out);
+    gemm<T, C>(a, b, y, m, n, k);
+    then(y, y);
+  } else {
+    std::vector<C> y(static_cast<size_t>(m * n));
+    gemm<T, C>(a, b, y.data(), m, n, k);
+    then(y.data(), static_cast<T*>(out));
+  }
+}
+
+void run_matmul(const Call& c, std::span<Tensor> out) {
+  const Tensor &a = c.in[0], &b = c.in[1], &y = out[0];
+  size_t r = a.shape().size();
+  int64_t m = a.shape()[r - 2], k = a.shape()[r - 1], n = b.shape()[r - 1], batches = m * n == 0 ? 0 : y.numel() / (m * n);
+  visit<floating_types>(a.dtype(), [&]<class T>(Type<T>) {
+    for (int64_t i = 0; i < batches; ++i) {
+      int64_t rest = i, a_at = 0, b_at = 0;
+      for (size_t d = r - 2; d-- > 0;) {
+        int64_t index = rest % y.shape()[d];
+        rest /= y.shape()[d];
+        a_at += index * a.strides()[d];
+        b_at += index * b.strides()[d];
+      }
+      char* to = static_cast<char*>(y.raw_data()) + i * m * n * static_cast<int64_t>(size_of(y.dtype()));
+      multiply<T>(matrix<T>(a, a_at), matrix<T>(b, b_at), to, y.dtype(), m, n, k, [&]<class C, class Y>(C* from, Y* rounded) {
+        if constexpr (!std::same_as<C, Y>) finish(from, rounded, m, n, [](C v, int64_t) { return v; });
+      });
+    }
+  });
+}
+
+enum class Activation { none, relu, gelu };
+
+template <Activation activation> void run_linear(const Call& c, std::span<Tensor> out) {
+  const Tensor &x = c.in[0], &w = c.in[1];
+  int64_t m = x.size(0), k = x.size(1), n = w.size(0);
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    Tensor bias = c.has(2) ? c.in[2].contiguous() : Tensor();
+    const T* b = bias.defined() ? bias.data<T>() : nullptr;
+    T* before = out.size() > 1 ? out[1].data<T>() : nullptr;  // linear_gelu's pre-activation, for the tape
+    MatrixView<T> wt{w.data<T>(), w.strides()[1], w.strides()[0]};
+    multiply<T>(matrix<T>(x), wt, out[0].raw_data(), x.dtype(), m, n, k, [&]<class C, class Y>(C* from, Y* to) {
+      auto biased = [b](C v, int64_t j) { return b ? v + C(compute_t<T>(b[j])) : v; };
+      if (before) finish(from, before, m, n, biased);
+      if constexpr (activation == Activation::relu) finish(from, to, m, n, [&](C v, int64_t j) { return unary::Relu::f(biased(v, j)); });
+      else if constexpr (activation == Activation::gelu) finish(from, to, m, n, [&](C v, int64_t j) { return unary::Gelu::f(biased(v, j)); });
+      else if (b || !std::same_as<C, Y>) finish(from, to, m, n, biased);
+    });
+  });
+}
+
+Metas infer_linear(const Call& c) {
+  const Meta &x = c.in[0].meta(), &w = c.in[1].meta();
+  HT_CHECK(w.shape.rank() == 2 && x.shape.rank() == 2 && x.shape[1] == w.shape[1], c.op->name, ": expected weight [out, in] with in = ",
+           x.shape.rank() == 2 ? x.shape[1] : 0, ", got ", w);
+  HT_CHECK(x.dtype == w.dtype, c.op->name, ": expected weight in x's dtype ", x.dtype, ", got ", w, "; cast one with to() or use amp::Autocast");
+  HT_CHECK(is_floating(x.dtype), c.op->name, ": expected a floating dtype, got ", x.dtype);
+  if (c.has(2)) {
+    const Meta& b = c.in[2].meta();
+    HT_CHECK(b.shape == Shape({w.shape[0]}) && b.dtype == x.dtype, c.op->name, ": expected bias [", w.shape[0], "] (", x.dtype, "), got ", b);
+  }
+  return {Meta({x.shape[0], w.shape[0]}, x.dtype, x.device)};
+}
+
+// The gradients of y = x w^T + b from that of y.
+Tensors linear_gradients(const Rule& r, const Tensor& g) {
+  Tensors grads{r.needs(0) ? matmul(g, r.in(1)) : Tensor(), r.needs(1) ? matmul(g.t(), r.in(0)) : Tensor()};
+  if (r.size() > 2) grads.push_back(r.needs(2) ? sum(g, {0}) : Tensor());
+  return grads;
+}
+
+// The same outside a graph: gradients of weights that autocast cast down leave the product in f32, and go straight
+// into their leaf's buffer.
+Tensors fused_gradients(const Rule& r, const Tensor& g) {
+  auto into = [&](size_t i, const OpDef& op, Tensors in, const Attrs& attrs) {
+    Tensor buffer = r.destination(i);
+    return buffer.defined() ? call_into(op, std::move(in), attrs, buffer) : call(op, std::move(in), attrs);
+  };
+  Tensors grads{r.needs(0) ? matmul(g, r.in(1)) : Tensor(), {}};
+  if (r.needs(1)) grads[1] = into(1, op::matmul, {g.t(), r.in(0)}, Attrs::of(MatmulAttrs{r.absorbed(1) != nullptr}));
+  if (r.size() > 2)
+    grads.push_back(r.needs(2) ? into(2, reduce::def<reduce::Sum>, {g}, Attrs::of(reduce::Dims{1, false, r.absorbed(2) != nullptr})) : Tensor());
+  return grads;
+}
+
+// A weight's or bias's cast from f32.
+bool absorb_cast(const Rule&, size_t i, const Producer& p) { return i > 0 && p.op == &op::cast && p.input.dtype == DType::f32; }
+
+// With grad(0) and grad(1) of {y, pre-activation}.
+Tensor gelu_gradient(const Rule& r) {
+  Tensor g = r.grad(0).defined() ? unary::Gelu::df(r.out(1), {}, r.grad(0)) : Tensor();
+  if (!r.grad(1).defined()) return g;
+  return g.defined() ? g + r.grad(1) : r.grad(1);
+}
+
+std::vector<Sample> linear_samples() {
+  auto sample = [](int64_t m, int64_t k, int64_t n, bool bias) {
+    return Sample{{{.shape = {m, k}}, {.shape = {n, k}}, {.shape = {n}, .low = -2, .high = 2, .dtype = {}, .differentiable = true, .present = bias}}, {}};
+  };
+  return {sample(1, 1, 1, true), sample(2, 3, 4, true), sample(2, 3, 4, false), sample(7, 33, 5, true), sample(0, 3, 2, true),
+          sample(3, 0, 2, true), sample(33, 7, 1, false), sample(4, 70, 67, true), sample(130, 8, 3, true)};
+}
+
+}  // namespace
+
+namespace op {
+
+constinit OpDef matmul = {
+    .name = "matmul", .doc = "matrix product [..., m, k] times [..., k, n], accumulated in f32 or f64", .cast = Cast::lower,
+    .infer = [](const Call& c) -> Metas {
+      const Meta &a = c.in[0].meta(), &b = c.in[1].meta();
+      HT_CHECK(is_floating(a.dtype), "matmul: expected a floating dtype, got ", a.dtype);
+      HT_CHECK(a.dtype == b.dtype, "matmul: expected one dtype, got ", a.dtype, " and ", b.dtype, "; cast one with to() or use amp::Autocast");
+      size_t r = a.shape.size();
+      HT_CHECK(r >= 2 && b.shape.size() == r && a.shape[r - 1] == b.shape[r - 2], "matmul: expected [..., m, k] and [..., k, n], got ", a, " and ", b);
+      Shape y = a.shape;
+      for (size_t d = 0; d + 2 < r; ++d) HT_CHECK(a.shape[d] == b.shape[d], "matmul: batches differ: ", a, " and ", b);
+      y[r - 1] = b.shape[r - 1];
+      return {Meta(y, c.as<MatmulAttrs>().wide && is_16bit_dtype(a.dtype) ? DType::f32 : a.dtype, a.device)};
+    },
+    .saves = {.in = 3, .out = 0},
+    .backward = [](const Rule& r) -> Tensors {
+      DType t = r.in_meta().dtype;
+      Tensor g = halftone::cast(r.grad(), t);
+      return {r.needs(0) ? halftone::matmul(g, r.in(1).t()) : Tensor(), r.needs(1) ? halftone::matmul(r.in(0).t(), g) : Tensor()};
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      auto sample = [](Shape a, Shape b) { return Sample{{{.shape = a}, {.shape = b}}, Attrs::of(MatmulAttrs{})}; };
+      return {sample({1, 1}, {1, 1}), sample({2, 3}, {3, 4}), sample({7, 33}, {33, 5}), sample({33, 7}, {7, 33}), sample({0, 3}, {3, 2}),
+              sample({2, 0}, {0, 3}), sample({2, 3, 4}, {2, 4, 5}), sample({2, 3, 1, 2}, {2, 3, 2, 4}), sample({67, 70}, {70, 3})};
+    },
+    .kernel = {run_matmul}};
+
+constinit OpDef linear = {
+    .name = "linear", .doc = "x times weight transposed, plus bias", .cast = Cast::lower,
+    .infer = infer_linear,
+    .saves = {.in = 3, .out = 0},
+    .backward = [](const Rule& r) { return linear_gradients(r, r.grad()); },
+    .fused_backward = [](const Rule& r) { return fused_gradients(r, r.grad()); },
+    .absorb = absorb_cast,
+    .dtypes = {floating_types, floating_types},
+    .samples = linear_samples,
+    .kernel = {run_linear<Activation::none>}};
+
+constinit OpDef linear_relu = {
+    .name = "linear_relu", .doc = "relu of linear, rounded once", .cast = Cast::lower,
+    .infer = infer_linear,
+    .saves = {.in = 3, .out = 1},
+    .backward = [](const Rule& r) { return linear_gradients(r, relu_grad(r.out(), r.grad())); },
+    .fused_backward = [](const Rule& r) { return fused_gradients(r, relu_grad(r.out(), r.grad())); },
+    .absorb = absorb_cast,
+    .dtypes = {floating_types, floating_types},
+    .samples = linear_samples,
+    .kernel = {run_linear<Activation::relu>}};
+
+constinit OpDef linear_gelu = {
+    .name = "linear_gelu", .doc = "gelu of linear, rounded once", .cast = Cast::lower,
+    .infer = [](const Call& c) {
+      Metas m = infer_linear(c);
+      m.push_back(m[0]);
+      return m;
+    },
+    .aux = 1,
+    .saves = {.in = 3, .out = 2},
+    .backward = [](const Rule& r) { return linear_gradients(r, gelu_gradient(r)); },
+    .fused_backward = [](const Rule& r) { return fused_gradients(r, gelu_gradient(r)); },
+    .absorb = absorb_cast,
+    .dtypes = {floating_types, floating_types},
+    .samples = linear_samples,
+    .kernel = {run_linear<Activation::gelu>}};
+
+}  // namespace op
+
+std::span<OpDef* const> matmul_ops() {
+  static constexpr OpDef* all[] = {&op::matmul, &op::linear, &op::linear_relu, &op::linear_gelu};
+  return all;
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  HT_CHECK(a.defined() && b.defined(), "matmul: a tensor is undefined");
+  HT_CHECK(a.rank() > 0 && b.rank() > 0, "matmul: expected at least one dimension, got ", a.meta(), " and ", b.meta());
+  if (a.rank() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.rank() == 1 ? 0 : -2);
+  if (b.rank() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), -1);
+  if (a.rank() == 2 && b.rank() == 2) return call(op::matmul, {a, b});
+  int64_t k = a.shape().back();
+  HT_CHECK(k == b.size(-2), "matmul: expected [..., m, k] and [..., k, n], got ", a.meta(), " and ", b.meta());
+  if (b.rank() == 2) {  // one right factor for all batches: fold them into the rows
+    Shape y = a.shape();
+    y[y.size() - 1] = b.size(1);
+    return reshape(call(op::matmul, {reshape(a, {-1, k}), b}), y);
+  }
+  auto batch = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().size() - 2)); };
+  Shape lead = broadcast("matmul", batch(a), batch(b));
+  auto with = [&](const Tensor& t) {
+    Shape s = lead;
+    s.push_back(t.size(-2));
+    s.push_back(t.size(-1));
+    return expand(t, s);
+  };
+  return call(op::matmul, {with(a), with(b)});
+}
+
+namespace {
+Tensor any_rank_linear(const OpDef& op, const Tensor& x, const Tensor& w, const Tensor& b) {
+  HT_CHECK(x.defined() && w.defined(), op.name, ": x or weight is undefined");
+  HT_CHECK(w.rank() == 2 && x.rank() > 0 && x.shape().back() == w.size(1), op.name, ": expected x [..., in] and weight [out, in], got ", x.meta(),
+           " and ", w.meta());
+  Tensors in{x.rank() == 2 ? x : reshape(x, {x.numel() / std::max<int64_t>(1, w.size(1)), w.size(1)}), w};
+  if (b.defined()) in.push_back(b);
+  Tensor y = call(op, std::move(in));
+  if (x.rank() == 2) return y;
+  Shape s = x.shape();
+  s[s.size() - 1] = w.size(0);
+  return reshape(y, s);
+}
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b) { return any_rank_linear(op::linear, x, w, b); }
+Tensor linear_relu(const Tensor& x, const Tensor& w, const Tensor& b) { return any_rank_linear(op::linear_relu, x, w, b); }
+Tensor linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b) { return any_rank_linear(op::linear_gelu, x, w, b); }
+
+}  // namespace halftone

@@ -1,0 +1,90 @@
+#pragma once
+// Updates of many tensors in one call: optimizers, the gradient scaler, clipping. All state lives on the device, and a
+// step whose gradients are not finite changes nothing: kernels select, the host never asks.
+//
+// An optimizer's operator takes, in this order,
+//   lr           f64 []        step        i64 []  real steps so far; raised by one unless skipped
+//   grad_scale   f32 []        gradients are multiplied by it; may be undefined
+//   found_inf    f32 []        not 0: skip; may be undefined
+// then n of each: parameters, gradients, one or two states, and 16-bit shadow copies (undefined where there is none).
+#include "halftone/core/op.h"
+
+namespace halftone {
+
+namespace op {
+extern OpDef sgd, adam, unscale, check_finite, scaler_update, total_norm, scale_all;
+}
+
+namespace update {
+
+inline constexpr size_t lr_at = 0, step_at = 1, grad_scale_at = 2, found_inf_at = 3, lists_at = 4;
+
+struct SgdAttrs {
+  int n;
+  double momentum, dampening, weight_decay;
+  bool nesterov, maximize;
+};
+struct AdamAttrs {
+  int n;
+  double beta1, beta2, eps, weight_decay;
+  bool decoupled, maximize;  // decoupled: weight decay as in AdamW
+};
+// The k-th list's i-th tensor of an optimizer call over n parameters.
+inline const Tensor& item(const Call& c, int n, size_t k, int i) { return c.in[lists_at + k * static_cast<size_t>(n) + static_cast<size_t>(i)]; }
+
+// One element's update, the same code on both devices; C is float or double.
+template <class C> HT_HD C sgd_element(C p, C g, C& momentum, const SgdAttrs& a, C lr, bool first) {
+  if (a.maximize) g = -g;
+  g += static_cast<C>(a.weight_decay) * p;
+  if (a.momentum != 0) {
+    momentum = first ? g : static_cast<C>(a.momentum) * momentum + static_cast<C>(1 - a.dampening) * g;
+    g = a.nesterov ? g + static_cast<C>(a.momentum) * momentum : momentum;
+  }
+  return p - lr * g;
+}
+// correction1 = 1 - beta1^t, correction2 = 1 - beta2^t; t counts from 1 (Kingma and Ba, 2015; Loshchilov and Hutter, 2019).
+template <class C> HT_HD C adam_element(C p, C g, C& m, C& v, const AdamAttrs& a, C lr, C correction1, C correction2) {
+  if (a.maximize) g = -g;
+  C decay = static_cast<C>(a.weight_decay);
+  if (a.decoupled) p -= lr * decay * p;
+  else g += decay * p;
+  m += (g - m) * static_cast<C>(1 - a.beta1);
+  v = static_cast<C>(a.beta2) * v + static_cast<C>(1 - a.beta2) * g * g;
+  C denominator = ::sqrt(v) / ::sqrt(correction2) + static_cast<C>(a.eps);
+  return p - lr / correction1 * (m / denominator);
+}
+
+struct ScalerAttrs {
+  double growth_factor, backoff_factor, min_scale, max_scale;
+  int64_t growth_interval;
+};
+// The scaler's state after a step; every field lives on the device.
+//   in: scale f32 [], inverse f32 [], streak i64 [] (clean steps since the last change), skipped i64 [] (steps in all),
+//       then the found_inf of each optimizer that stepped
+struct ScalerState { float scale, inverse; int64_t streak, skipped; };
+HT_HD inline ScalerState next_scale(ScalerState s, bool overflow, const ScalerAttrs& a) {
+  double scale = s.scale;
+  if (overflow) {
+    scale *= a.backoff_factor;
+    if (scale < a.min_scale) scale = a.min_scale;
+    s.streak = 0;
+    ++s.skipped;
+  } else if (++s.streak >= a.growth_interval) {
+    double grown = scale * a.growth_factor;
+    if (grown <= a.max_scale) scale = grown;
+    s.streak = 0;
+  }
+  s.scale = static_cast<float>(scale);
+  s.inverse = static_cast<float>(1.0 / scale);
+  return s;
+}
+
+}  // namespace update
+
+// ---- multi-tensor helpers; tensors of one device, floating dtypes
+// The 2-norm of all elements of all tensors together, f32 (f64 if any is), 0-d.
+HT_API Tensor total_norm(const std::vector<Tensor>& tensors);
+// Multiplies every tensor by a 0-d factor in place.
+HT_API void scale_all_(const std::vector<Tensor>& tensors, const Tensor& factor);
+
+}  // namespace halftone
