@@ -1,0 +1,92 @@
+#pragma once
+// What every CUDA source stands on: checked calls, the current device and stream, launches, scratch memory, and the way
+// a kernel's host function gets into its operator. Everything runs on stream(); nothing here waits for the device.
+#include <cuda_runtime.h>
+
+#include <tuple>
+#include <utility>
+
+#include "halftone/core/op.h"
+
+namespace halftone::cuda {
+
+// Throws Error("cuda: <what>: <the error's text>") unless `status` is success. Clears the runtime's last error, too.
+void check(cudaError_t status, const char* what);
+
+// This thread's device, and its stream there: the one that thread_state() names, else the device's own.
+int device();
+cudaStream_t stream();
+int device_count();
+// Of this thread's device.
+int sm_count();
+
+// Makes a device this thread's for the guard's lifetime; free when it is already. On another device the stream is that
+// device's own.
+class DeviceGuard {
+ public:
+  [[nodiscard]] explicit DeviceGuard(int index);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+
+ private:
+  int saved_device_;
+  void* saved_stream_;
+  int runtime_device_;  // what the CUDA runtime had, when that had to change; else -1
+};
+
+// Memory for the length of one kernel's host function, ordered on the stream: the next user of the block runs after
+// what has been queued here. 256-byte aligned; uninitialised; null for 0 bytes.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  template <class T = void> T* as() const { return static_cast<T*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+  int device_;
+};
+
+// Blocks and threads, in x only. Kernels loop over what a grid does not cover.
+struct Grid {
+  int64_t blocks;
+  int threads;
+  size_t shared = 0;  // dynamic shared memory, bytes
+};
+inline constexpr int64_t max_blocks = 2147483647;
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// launch() without its types: `arguments` points to one pointer for each parameter of the kernel.
+void launch_untyped(const char* name, const void* kernel, const Grid& grid, void** arguments);
+
+// Queues a kernel on stream(). No blocks: nothing happens. Errors name the kernel.
+//   launch("softmax", softmax_rows<float>, {.blocks = rows, .threads = 256, .shared = bytes}, x, y, n);
+template <class... P, class... A> void launch(const char* name, void (*kernel)(P...), const Grid& grid, A&&... arguments) {
+  static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
+  std::tuple<std::remove_cv_t<P>...> values(std::forward<A>(arguments)...);
+  std::apply(
+      [&](auto&... v) {
+        void* pointers[] = {static_cast<void*>(&v)..., nullptr};
+        launch_untyped(name, reinterpret_cast<const void*>(kernel), grid, pointers);
+      },
+      values);
+}
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads, A&&... arguments) {
+  launch(name, kernel, Grid{blocks, threads}, std::forward<A>(arguments)...);
+}
+
+// Dispatch does not switch devices, so an operator's slot holds entry<kernel>: the kernel's host function runs with the
+// device of its tensors current. Always fill slots with fill<kernel>(op), never with set_kernel:
+//   void run_softmax(const Call& call, std::span<Tensor> out);
+//   void fill_cuda_softmax() { fill<run_softmax>(op::softmax); }
+int device_of(const Call& call, std::span<Tensor> out);
+template <Kernel kernel> void entry(const Call& call, std::span<Tensor> out) {
+  DeviceGuard guard(device_of(call, out));
+  kernel(call, out);
+}
+template <Kernel kernel> void fill(OpDef& op) { set_kernel(op, DeviceType::cuda, entry<kernel>); }
+
+}  // namespace halftone::cuda
