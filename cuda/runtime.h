@@ -89,4 +89,18 @@ template <Kernel kernel> void entry(const Call& call, std::span<Tensor> out) {
 }
 template <Kernel kernel> void fill(OpDef& op) { set_kernel(op, DeviceType::cuda, entry<kernel>); }
 
+// Kernels never trap. An index out of range makes the result NaN and is noted in host memory that the device sees, by
+// report() of fault.cuh; the next wait for the device or replay throws
+//   <who> <value> at <position> is out of range for <limit>
+struct Fault { int who; int64_t value, position, limit; };  // who: 0 while nothing happened
+struct FaultSite { Fault* fault; int who; };
+// For one kind of index: fault_site("cross_entropy: target"). `who` must live for ever; cheap enough for every call.
+FaultSite fault_site(const char* who);
+// Throws what kernels of a device noted, once. Never waits.
+void throw_faults(int device);
+
+// What a cuBLASLt or cuDNN call may use until the stream moves on: one block of this size per stream.
+inline constexpr size_t workspace_bytes = size_t{32} << 20;
+void* workspace();
+
 }  // namespace halftone::cuda
