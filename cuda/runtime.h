@@ -21,7 +21,7 @@ int device_count();
 int sm_count();
 
 // Makes a device this thread's for the guard's lifetime; free when it is already. On another device the stream is that
-// device's own.
+// device's own. The CUDA runtime's current device is right inside guards only: outside it is whatever was used last.
 class DeviceGuard {
  public:
   [[nodiscard]] explicit DeviceGuard(int index);
@@ -31,7 +31,7 @@ class DeviceGuard {
  private:
   int saved_device_;
   void* saved_stream_;
-  int runtime_device_;  // what the CUDA runtime had, when that had to change; else -1
+  int outer_;  // the enclosing guard's device, -1 without one
 };
 
 // Memory for the length of one kernel's host function, ordered on the stream: the next user of the block runs after
@@ -45,7 +45,6 @@ class Scratch {
 
  private:
   void* data_ = nullptr;
-  size_t bytes_;
   int device_;
 };
 
