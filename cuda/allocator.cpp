@@ -89,15 +89,16 @@ Allocator::Block* Allocator::take(size_t bytes, void* stream, Pool& pool) {
 // A fresh segment as one block.
 Allocator::Block* Allocator::reserve(size_t bytes, void* stream, Pool& pool) {
   size_t size = segment_size(bytes);
-  auto block = std::make_unique<Block>(Block{.data = nullptr, .size = size, .stream = stream, .pool = &pool, .small = bytes <= small_limit});
+  auto block = std::make_unique<Block>(
+      Block{.data = nullptr, .size = size, .stream = stream, .pool = &pool, .small = bytes <= small_limit});
   void* data = source_.allocate(size);
   if (!data) {
     collect(true);
     give_back_free(*pools_.front());
     data = source_.allocate(size);
   }
-  HT_CHECK(data, "out of memory: ", name_, " cannot allocate ", bytes, " bytes (allocated ", stats_.allocated, ", reserved ", stats_.reserved,
-           ")");
+  HT_CHECK(data, "out of memory: ", name_, " cannot allocate ", bytes, " bytes (allocated ", stats_.allocated,
+           ", reserved ", stats_.reserved, ")");
   block->data = static_cast<char*>(data);
   pool.segments.emplace(block->data, size);
   stats_.reserved += static_cast<int64_t>(size);
@@ -110,8 +111,8 @@ Allocator::Block* Allocator::reserve(size_t bytes, void* stream, Pool& pool) {
 void Allocator::split(Block* block, size_t bytes) {
   size_t rest = block->size - bytes;
   if (block->small ? rest < granule : rest <= small_limit) return;
-  auto* tail = new Block{.data = block->data + bytes, .size = rest, .stream = block->stream, .pool = block->pool, .small = block->small,
-                         .free = true, .before = block, .after = block->after};
+  auto* tail = new Block{.data = block->data + bytes, .size = rest, .stream = block->stream, .pool = block->pool,
+                         .small = block->small, .free = true, .before = block, .after = block->after};
   if (tail->after) tail->after->before = tail;
   block->after = tail;
   block->size = bytes;

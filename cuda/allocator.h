@@ -1,7 +1,7 @@
 #pragma once
 // The caching allocator of one device. Memory comes from the driver in segments, is cut into blocks and kept for reuse.
-// A block belongs to the stream it was made for and returns to that stream's list without a wait: the next user's work is
-// queued behind the last one's. Other streams that use it say so, and hold it back until they have passed.
+// A block belongs to the stream it was made for and returns to that stream's list without a wait: the next user's work
+// is queued behind the last one's. Other streams that use it say so, and hold it back until they have passed.
 // Invariant: blocks of a segment are linked in address order, have one stream and one pool, and no two free ones touch.
 #include <cstddef>
 #include <cstdint>

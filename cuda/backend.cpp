@@ -31,7 +31,8 @@ void enable_peers(int a, int b) {
   std::lock_guard guard(lock);
   for (auto [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
     int possible = 0;
-    if (!known.insert({from, to}).second || cudaDeviceCanAccessPeer(&possible, from, to) != cudaSuccess || !possible) continue;
+    if (!known.insert({from, to}).second) continue;
+    if (cudaDeviceCanAccessPeer(&possible, from, to) != cudaSuccess || !possible) continue;
     BoundDevice bound(from);
     cudaDeviceEnablePeerAccess(to, 0);
     cudaGetLastError();  // enabled before, by the program: as good
@@ -68,8 +69,10 @@ class Cuda final : public Backend {
     if (size == 0) return;
     auto bytes = static_cast<size_t>(size);
     bool to_cuda = to_device.type == DeviceType::cuda, from_cuda = from_device.type == DeviceType::cuda;
-    HT_CHECK((to_cuda && from_cuda) || !thread_state().capture, "copy: a captured step cannot copy ", to_cuda ? "from" : "to",
-             " the CPU; ", to_cuda ? "pass the tensor as an input of the step, or make it before" : "return the tensor and read it after the call");
+    HT_CHECK(from_cuda || !thread_state().capture,
+             "copy: a captured step cannot copy from the CPU; pass the tensor as an input of the step, or make it before");
+    HT_CHECK(to_cuda || !thread_state().capture,
+             "copy: a captured step cannot copy to the CPU; return the tensor and read it after the call");
     DeviceGuard guard(from_cuda ? from_device.index : to_device.index);
     if (to_cuda && from_cuda && to_device.index != from_device.index) {
       copy_between(to, to_device.index, from, from_device.index, bytes);
@@ -96,7 +99,8 @@ class Cuda final : public Backend {
     void* host = nullptr;
     {
       RelaxedCapture relaxed;
-      check(cudaHostAlloc(&host, static_cast<size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped), "mapped memory");
+      auto kind = cudaHostAllocPortable | cudaHostAllocMapped;
+      check(cudaHostAlloc(&host, static_cast<size_t>(bytes), kind), "mapped memory");
     }
     std::memset(host, 0, static_cast<size_t>(bytes));
     auto body = std::make_shared<Body>();
@@ -108,7 +112,9 @@ class Cuda final : public Backend {
     return {Tensor(std::move(body)), host};
   }
 
-  std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) override { return make_plan(options); }
+  std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) override {
+    return make_plan(options);
+  }
 };
 
 }  // namespace

@@ -60,12 +60,14 @@ void* DriverMemory::mark(void* stream) noexcept {
   auto handle = static_cast<cudaStream_t>(stream);
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   RelaxedCapture relaxed;
-  if (cudaStreamIsCapturing(handle, &capturing) != cudaSuccess || capturing != cudaStreamCaptureStatusNone) return nullptr;
+  if (cudaStreamIsCapturing(handle, &capturing) != cudaSuccess) return nullptr;
+  if (capturing != cudaStreamCaptureStatusNone) return nullptr;
   int before = -1;
   cudaGetDevice(&before);
   if (before != device_) cudaSetDevice(device_);
   cudaEvent_t event = nullptr;
-  bool good = cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess && cudaEventRecord(event, handle) == cudaSuccess;
+  bool good = cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess &&
+              cudaEventRecord(event, handle) == cudaSuccess;
   if (before != device_) cudaSetDevice(before);
   if (!good) cudaGetLastError();
   return good ? event : nullptr;
@@ -108,7 +110,8 @@ void Staging::upload(void* to, const void* from, size_t bytes) {
     Chunk& chunk = room_for(piece, on);
     char* staged = chunk.data + chunk.used;
     std::memcpy(staged, static_cast<const char*>(from) + at, piece);
-    check(cudaMemcpyAsync(static_cast<char*>(to) + at, staged, piece, cudaMemcpyHostToDevice, on), "copy to the device");
+    auto* target = static_cast<char*>(to) + at;
+    check(cudaMemcpyAsync(target, staged, piece, cudaMemcpyHostToDevice, on), "copy to the device");
     chunk.used = std::min(chunk_bytes, (chunk.used + piece + 63) / 64 * 64);
     at += piece;
   }
@@ -122,7 +125,8 @@ void Staging::download(void* to, const void* from, size_t bytes) {
     return;
   }
   std::lock_guard guard(inbox_lock_);
-  if (!inbox_) check(cudaHostAlloc(reinterpret_cast<void**>(&inbox_), inbox_bytes, cudaHostAllocPortable), "cudaHostAlloc");
+  if (!inbox_)
+    check(cudaHostAlloc(reinterpret_cast<void**>(&inbox_), inbox_bytes, cudaHostAllocPortable), "cudaHostAlloc");
   check(cudaMemcpyAsync(inbox_, from, bytes, cudaMemcpyDeviceToHost, on), "copy from the device");
   check(cudaStreamSynchronize(on), "copy from the device");
   std::memcpy(to, inbox_, bytes);
@@ -138,7 +142,8 @@ DeviceState::DeviceState(int i) : index(i), memory(i), allocator(memory, text::c
   RelaxedCapture relaxed;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, index), "cudaDeviceGetAttribute");
-  check(cudaHostAlloc(reinterpret_cast<void**>(&fault), sizeof(Fault), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
+  auto kind = cudaHostAllocPortable | cudaHostAllocMapped;
+  check(cudaHostAlloc(reinterpret_cast<void**>(&fault), sizeof(Fault), kind), "cudaHostAlloc");
   *fault = {};
 }
 
@@ -211,7 +216,8 @@ void throw_faults(int device) {
   f->who = 0;
   FaultNames& all = fault_names();
   std::lock_guard guard(all.lock);
-  throw Error(text::cat(all.names[static_cast<size_t>(who) - 1], " ", value, " at ", position, " is out of range for ", limit));
+  const char* name = all.names[static_cast<size_t>(who) - 1];
+  throw Error(text::cat(name, " ", value, " at ", position, " is out of range for ", limit));
 }
 
 }  // namespace halftone::cuda

@@ -1,6 +1,7 @@
-// matmul and the linear family on CUDA, by cuBLASLt. What a call needs besides its addresses (descriptors and an algorithm) is
-// a plan, found once per shape, layout, dtype, epilogue and alignment: the library's first choice among those that give
-// the same bits every time. Everything is seen transposed: cuBLASLt is column-major, so it computes y' = b' a'.
+// matmul and the linear family on CUDA, by cuBLASLt. What a call needs besides its addresses (descriptors and an
+// algorithm) is a plan, found once per shape, layout, dtype, epilogue and alignment: the library's first choice among
+// those that give the same bits every time. Everything is seen transposed: cuBLASLt is column-major, so it computes
+// y' = b' a'.
 #include "halftone/cuda/matmul.h"
 
 #include <cublasLt.h>
@@ -28,7 +29,8 @@ void check(cublasStatus_t status, const char* what) {
   HT_CHECK(status == CUBLAS_STATUS_SUCCESS, "cuda: ", what, ": ", cublasLtGetStatusString(status));
 }
 
-// A matrix [rows, cols], or a batch of them, whose memory is row-major (or, transposed, column-major) with a leading dimension.
+// A matrix [rows, cols], or a batch of them, in memory that is row-major (or, transposed, column-major) with a leading
+// dimension.
 struct Factor {
   Tensor tensor;
   int64_t rows, cols;
@@ -51,7 +53,8 @@ std::optional<int64_t> batch_stride(const Meta& t) {
 std::optional<Factor> as_factor(const Tensor& t, bool flipped) {
   size_t rows_at = t.shape().size() - 2, cols_at = rows_at + 1;
   if (flipped) std::swap(rows_at, cols_at);
-  int64_t rows = t.shape()[rows_at], cols = t.shape()[cols_at], row_step = t.strides()[rows_at], col_step = t.strides()[cols_at];
+  int64_t rows = t.shape()[rows_at], cols = t.shape()[cols_at];
+  int64_t row_step = t.strides()[rows_at], col_step = t.strides()[cols_at];
   auto step = batch_stride(t.meta());
   if (!step) return std::nullopt;
   // The stride of a dimension of size 1 means nothing.
@@ -102,19 +105,24 @@ cudaDataType_t type_of(int64_t dtype) {
   }
 }
 
-template <class T> void set(cublasLtMatmulDescOpaque_t& d, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+template <class T>
+void set(cublasLtMatmulDescOpaque_t& d, cublasLtMatmulDescAttributes_t attribute, const T& value) {
   check(cublasLtMatmulDescSetAttribute(&d, attribute, &value, sizeof value), "matmul descriptor");
 }
-template <class T> void set(cublasLtMatrixLayoutOpaque_t& l, cublasLtMatrixLayoutAttribute_t attribute, const T& value) {
+template <class T>
+void set(cublasLtMatrixLayoutOpaque_t& l, cublasLtMatrixLayoutAttribute_t attribute, const T& value) {
   check(cublasLtMatrixLayoutSetAttribute(&l, attribute, &value, sizeof value), "matmul layout");
 }
-template <class T> void set(cublasLtMatmulPreferenceOpaque_t& p, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
+template <class T>
+void set(cublasLtMatmulPreferenceOpaque_t& p, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
   check(cublasLtMatmulPreferenceSetAttribute(&p, attribute, &value, sizeof value), "matmul preference");
 }
 
-cublasLtMatrixLayoutOpaque_t layout(int64_t dtype, int64_t rows, int64_t cols, int64_t leading, int64_t batches, int64_t step) {
+cublasLtMatrixLayoutOpaque_t layout(int64_t dtype, int64_t rows, int64_t cols, int64_t leading, int64_t batches,
+                                    int64_t step) {
   cublasLtMatrixLayoutOpaque_t l;
-  check(cublasLtMatrixLayoutInit(&l, type_of(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), leading), "matmul layout");
+  auto height = static_cast<uint64_t>(rows), width = static_cast<uint64_t>(cols);
+  check(cublasLtMatrixLayoutInit(&l, type_of(dtype), height, width, leading), "matmul layout");
   set(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batches));
   set(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);
   return l;
@@ -146,7 +154,8 @@ cublasLtMatmulPreferenceOpaque_t preference(const Problem& p) {
 std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   Plan plan;
   auto compute = static_cast<cublasComputeType_t>(p.compute);
-  check(cublasLtMatmulDescInit(&plan.operation, compute, compute == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F), "matmul descriptor");
+  auto scale_type = compute == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
+  check(cublasLtMatmulDescInit(&plan.operation, compute, scale_type), "matmul descriptor");
   auto flag = [](int64_t transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, flag(p.b_transposed));
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, flag(p.a_transposed));
@@ -165,8 +174,8 @@ std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   auto wish = preference(p);
   std::array<cublasLtMatmulHeuristicResult_t, 8> found;
   int n = 0;
-  auto status = cublasLtMatmulAlgoGetHeuristic(library(), &plan.operation, &plan.left, &plan.right, &plan.out, &plan.out, &wish,
-                                               static_cast<int>(found.size()), found.data(), &n);
+  auto status = cublasLtMatmulAlgoGetHeuristic(library(), &plan.operation, &plan.left, &plan.right, &plan.out, &plan.out,
+                                               &wish, static_cast<int>(found.size()), found.data(), &n);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "matmul heuristic");
   else n = 0;
   for (auto& f : std::span(found).first(static_cast<size_t>(n))) {
@@ -211,30 +220,34 @@ bool run_plan(const Problem& p, const void* a, const void* b, void* y, const voi
   bool wide = p.compute == CUBLAS_COMPUTE_64F;
   const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
   const void* beta = wide ? static_cast<const void*>(&wide_zero) : &zero;
-  check(cublasLtMatmul(library(), &plan->operation, alpha, b, &plan->left, a, &plan->right, beta, y, &plan->out, y, &plan->out,
-                       &plan->algorithm, workspace(), workspace_bytes, stream()),
+  check(cublasLtMatmul(library(), &plan->operation, alpha, b, &plan->left, a, &plan->right, beta, y, &plan->out, y,
+                       &plan->out, &plan->algorithm, workspace(), workspace_bytes, stream()),
         "matmul");
   return true;
 }
 
-// y = epilogue(a b) for each of the batches; y is contiguous and may be of a wider dtype. False: no fused kernel for this epilogue.
+// y = epilogue(a b) for each of the batches; y is contiguous and may be of a wider dtype. False: there is no fused
+// kernel for this epilogue.
 bool multiply(const Factor& a, const Factor& b, void* y, DType out_dtype, int64_t batches, Epilogue epilogue = {}) {
   DType dtype = a.tensor.dtype();
   auto width = static_cast<int64_t>(size_of(dtype)), out_width = static_cast<int64_t>(size_of(out_dtype));
+  Problem p{.device = device(), .m = a.rows, .n = b.cols, .k = a.cols, .batches = 0,
+            .a_transposed = a.transposed, .b_transposed = b.transposed, .a_leading = a.leading, .b_leading = b.leading,
+            .a_step = a.batch_stride, .b_step = b.batch_stride, .dtype = static_cast<int64_t>(dtype),
+            .out_dtype = static_cast<int64_t>(out_dtype), .compute = compute_type(dtype), .epilogue = epilogue.kind,
+            .a_align = 0, .b_align = 0, .out_align = 0};
   constexpr int64_t most_batches = 65535;
   for (int64_t first = 0; first < batches; first += most_batches) {
     auto* a_at = static_cast<const char*>(a.tensor.raw_data()) + first * a.batch_stride * width;
     auto* b_at = static_cast<const char*>(b.tensor.raw_data()) + first * b.batch_stride * width;
     auto* y_at = static_cast<char*>(y) + first * a.rows * b.cols * out_width;
-    Problem p{.device = device(), .m = a.rows, .n = b.cols, .k = a.cols, .batches = std::min(most_batches, batches - first),
-              .a_transposed = a.transposed, .b_transposed = b.transposed, .a_leading = a.leading, .b_leading = b.leading,
-              .a_step = a.batch_stride, .b_step = b.batch_stride, .dtype = static_cast<int64_t>(dtype),
-              .out_dtype = static_cast<int64_t>(out_dtype), .compute = compute_type(dtype), .epilogue = epilogue.kind,
-              .a_align = alignment(a_at), .b_align = alignment(b_at),
-              .out_align = std::min(alignment(y_at), alignment(epilogue.bias))};
+    p.batches = std::min(most_batches, batches - first);
+    p.a_align = alignment(a_at);
+    p.b_align = alignment(b_at);
+    p.out_align = std::min(alignment(y_at), alignment(epilogue.bias));
     if (run_plan(p, a_at, b_at, y_at, epilogue.bias)) continue;
-    HT_CHECK(epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT, "matmul: cuBLASLt has no kernel for [", p.m, ", ", p.k, "] times [", p.k, ", ",
-             p.n, "] (", dtype, ")");
+    HT_CHECK(epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT, "matmul: cuBLASLt has no kernel for [", p.m, ", ", p.k,
+             "] times [", p.k, ", ", p.n, "] (", dtype, ")");
     return false;
   }
   return true;
@@ -248,11 +261,13 @@ void run_matmul(const Call& c, std::span<Tensor> out) {
     check(cudaMemsetAsync(y.raw_data(), 0, static_cast<size_t>(y.numel()) * size_of(y.dtype()), stream()), "matmul");
     return;
   }
-  multiply(factor(a), factor(b), y.raw_data(), y.dtype(), y.numel() / (y.shape()[r - 2] * y.shape()[r - 1]));
+  int64_t batches = y.numel() / (y.shape()[r - 2] * y.shape()[r - 1]);
+  multiply(factor(a), factor(b), y.raw_data(), y.dtype(), batches);
 }
 
 // The product by itself, then everything else in one kernel of ours. 16-bit products stay f32 in between: rounded once.
-void finish_separately(const Tensor& x, const Tensor& w, const void* bias, std::span<Tensor> out, Activation activation) {
+void finish_separately(const Tensor& x, const Tensor& w, const void* bias, std::span<Tensor> out,
+                       Activation activation) {
   const Tensor& y = out[0];
   DType product = y.dtype() == DType::f64 ? DType::f64 : DType::f32;
   size_t bytes = static_cast<size_t>(y.numel()) * size_of(product);
@@ -260,7 +275,17 @@ void finish_separately(const Tensor& x, const Tensor& w, const void* bias, std::
   void* z = product == y.dtype() ? y.raw_data() : rounded_later.as<>();
   if (x.size(1) == 0) check(cudaMemsetAsync(z, 0, bytes, stream()), "linear");
   else multiply(factor(x), factor(w, true), z, product, 1);
-  finish(z, bias, y.raw_data(), out.size() > 1 ? out[1].raw_data() : nullptr, y.dtype(), y.size(0), y.size(1), activation);
+  void* before = out.size() > 1 ? out[1].raw_data() : nullptr;
+  finish(z, bias, y.raw_data(), before, y.dtype(), y.size(0), y.size(1), activation);
+}
+
+// cuBLASLt's own epilogue for a bias and an activation, if it has one: its gelu is the tanh form, ours the erf form, and
+// it knows none in f64.
+std::optional<Epilogue> epilogue_for(DType dtype, const void* bias, Activation activation) {
+  if (!bias && activation == Activation::none) return Epilogue{};
+  if (dtype == DType::f64 || activation == Activation::gelu) return std::nullopt;
+  if (activation == Activation::none) return Epilogue{CUBLASLT_EPILOGUE_BIAS, bias};
+  return Epilogue{bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, bias};
 }
 
 template <Activation activation> void run_linear(const Call& c, std::span<Tensor> out) {
@@ -268,12 +293,8 @@ template <Activation activation> void run_linear(const Call& c, std::span<Tensor
   if (y.numel() == 0) return;
   Tensor dense_bias = c.has(2) ? c.in[2].contiguous() : Tensor();
   const void* bias = dense_bias.defined() ? dense_bias.raw_data() : nullptr;
-  // cuBLASLt's gelu is the tanh form, ours the erf form; its epilogues know no f64.
-  if (activation != Activation::gelu && x.size(1) > 0 && (x.dtype() != DType::f64 || (!bias && activation == Activation::none))) {
-    constexpr bool relu = activation == Activation::relu;
-    auto kind = bias ? (relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS) : (relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT);
-    if (multiply(factor(x), factor(w, true), y.raw_data(), y.dtype(), 1, {kind, bias})) return;
-  }
+  auto epilogue = epilogue_for(x.dtype(), bias, activation);
+  if (epilogue && x.size(1) > 0 && multiply(factor(x), factor(w, true), y.raw_data(), y.dtype(), 1, *epilogue)) return;
   finish_separately(x, w, bias, out, activation);
 }
 

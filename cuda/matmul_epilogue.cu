@@ -22,12 +22,14 @@ template <Activation activation, class C> __device__ C activate(C v) {
 template <class T, Activation activation, int width>
 __global__ void finish_packs(const compute_t<T>* z, const T* bias, T* y, T* before, int64_t packs, int64_t packs_per_row) {
   using C = compute_t<T>;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < packs; i += int64_t{gridDim.x} * blockDim.x) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < packs; i += stride) {
     auto in = reinterpret_cast<const Pack<C, width>*>(z)[i];
     Pack<T, width> add{}, rounded, out;
     if (bias) {
       // 64-bit division is slow and seldom needed.
-      int64_t column = packs <= 0xffffffff ? static_cast<uint32_t>(i) % static_cast<uint32_t>(packs_per_row) : i % packs_per_row;
+      int64_t column = packs <= 0xffffffff ? static_cast<uint32_t>(i) % static_cast<uint32_t>(packs_per_row)
+                                           : i % packs_per_row;
       add = reinterpret_cast<const Pack<T, width>*>(bias)[column];
     }
 #pragma unroll
@@ -56,7 +58,8 @@ void finish_as(const void* z, const void* bias, void* y, void* before, int64_t r
 
 }  // namespace
 
-void finish(const void* z, const void* bias, void* y, void* before, DType dtype, int64_t rows, int64_t n, Activation activation) {
+void finish(const void* z, const void* bias, void* y, void* before, DType dtype, int64_t rows, int64_t n,
+            Activation activation) {
   visit<floating_types>(dtype, [&]<class T>(Type<T>) {
     switch (activation) {
       case Activation::none: return finish_as<T, Activation::none>(z, bias, y, before, rows, n);

@@ -39,8 +39,8 @@ cudaStream_t stream() {
 DeviceGuard::DeviceGuard(int index)
     : saved_device_(thread_state().cuda_device), saved_stream_(thread_state().stream), outer_(guarded_device()) {
   ThreadState& s = thread_state();
-  HT_CHECK(index == s.cuda_device || !s.capture, "capture: a captured step runs on one device; this one runs on cuda:", s.cuda_device,
-           " and now asks for cuda:", index);
+  HT_CHECK(index == s.cuda_device || !s.capture, "capture: a captured step runs on one device; this one runs on cuda:",
+           s.cuda_device, " and now asks for cuda:", index);
   bind(index);
   guarded_device() = index;
   if (index == s.cuda_device) return;
@@ -68,7 +68,8 @@ void launch_untyped(const char* name, const void* kernel, const Grid& grid, void
   HT_CHECK(grid.blocks > 0 && grid.blocks <= max_blocks, "cuda: ", name, ": a grid of ", grid.blocks, " blocks");
   constexpr size_t shared_without_asking = size_t{48} << 10;
   if (grid.shared > shared_without_asking)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared)), name);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared)),
+          name);
   dim3 blocks(static_cast<unsigned>(grid.blocks)), threads(static_cast<unsigned>(grid.threads));
   check(cudaLaunchKernel(kernel, blocks, threads, arguments, grid.shared, stream()), name);
 }

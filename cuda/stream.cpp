@@ -29,7 +29,8 @@ Stream::~Stream() {
 }
 
 void Stream::wait(const Event& e) const {
-  if (e.handle()) check(cudaStreamWaitEvent(static_cast<cudaStream_t>(handle_), event(e.handle()), 0), "cudaStreamWaitEvent");
+  if (!e.handle()) return;
+  check(cudaStreamWaitEvent(static_cast<cudaStream_t>(handle_), event(e.handle()), 0), "cudaStreamWaitEvent");
 }
 void Stream::synchronize() const {
   check_may_sync("synchronize");
@@ -82,7 +83,8 @@ StreamGuard::~StreamGuard() {
 }
 
 void record_stream(const Tensor& t, const Stream& stream) {
-  HT_CHECK(t.defined() && t.device() == Device::cuda(stream.device()), "record_stream: expected a tensor on cuda:", stream.device());
+  HT_CHECK(t.defined() && t.device() == Device::cuda(stream.device()), "record_stream: expected a tensor on cuda:",
+           stream.device());
   allocator(stream.device()).record_stream(t.storage()->data(), stream.handle());
 }
 
