@@ -70,7 +70,7 @@ class Cuda final : public Backend {
     auto bytes = static_cast<size_t>(size);
     bool to_cuda = to_device.type == DeviceType::cuda, from_cuda = from_device.type == DeviceType::cuda;
     HT_CHECK(from_cuda || !thread_state().capture,
-             "copy: a captured step cannot copy from the CPU; pass the tensor as an input of the step, or make it before");
+             "copy: a captured step cannot copy from the CPU; pass the tensor as an input, or make it before");
     HT_CHECK(to_cuda || !thread_state().capture,
              "copy: a captured step cannot copy to the CPU; return the tensor and read it after the call");
     DeviceGuard guard(from_cuda ? from_device.index : to_device.index);
@@ -122,7 +122,8 @@ class Cuda final : public Backend {
 bool start() {
   const DeviceCount& devices = driver_devices();
   if (devices.count == 0) {
-    set_backend_unavailable(DeviceType::cuda, text::cat("cuda: no usable GPU: ", devices.reason, "; use the device cpu"));
+    auto why = text::cat("cuda: no usable GPU: ", devices.reason, "; use the device cpu");
+    set_backend_unavailable(DeviceType::cuda, std::move(why));
     return false;
   }
   static auto* backend = new Cuda;  // never destroyed: tensors may outlive everything

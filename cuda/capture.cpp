@@ -1,5 +1,6 @@
-// Captured steps: per kind of input some eager calls, then one that is recorded into a graph, then replays. A graph reads
-// its inputs at fixed addresses, works in a pool of its own and hands out results that are good until its next replay.
+// Captured steps: per kind of input some eager calls, then one that is recorded into a graph, then replays. A graph
+// reads its inputs at fixed addresses, works in a pool of its own and hands out results that are good until its next
+// replay.
 #include "halftone/cuda/capture.h"
 
 #include <map>
@@ -215,7 +216,8 @@ class GraphPlan final : public CapturePlan {
     const ThreadState& s = thread_state();
     Key k{s.layers, s.deterministic};
     for (auto& t : inputs) {
-      k.insert(k.end(), {static_cast<int64_t>(t.dtype()), static_cast<int64_t>(t.device().type), t.device().index, t.rank()});
+      auto type = static_cast<int64_t>(t.dtype()), place = static_cast<int64_t>(t.device().type);
+      k.insert(k.end(), {type, place, t.device().index, t.rank()});
       k.insert(k.end(), t.shape().begin(), t.shape().end());
     }
     return k;

@@ -174,8 +174,9 @@ std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   auto wish = preference(p);
   std::array<cublasLtMatmulHeuristicResult_t, 8> found;
   int n = 0;
-  auto status = cublasLtMatmulAlgoGetHeuristic(library(), &plan.operation, &plan.left, &plan.right, &plan.out, &plan.out,
-                                               &wish, static_cast<int>(found.size()), found.data(), &n);
+  auto status =
+      cublasLtMatmulAlgoGetHeuristic(library(), &plan.operation, &plan.left, &plan.right, &plan.out, &plan.out, &wish,
+                                     static_cast<int>(found.size()), found.data(), &n);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "matmul heuristic");
   else n = 0;
   for (auto& f : std::span(found).first(static_cast<size_t>(n))) {
@@ -279,8 +280,8 @@ void finish_separately(const Tensor& x, const Tensor& w, const void* bias, std::
   finish(z, bias, y.raw_data(), before, y.dtype(), y.size(0), y.size(1), activation);
 }
 
-// cuBLASLt's own epilogue for a bias and an activation, if it has one: its gelu is the tanh form, ours the erf form, and
-// it knows none in f64.
+// cuBLASLt's own epilogue for a bias and an activation, if it has one: its gelu is the tanh form, ours the erf form,
+// and it knows none in f64.
 std::optional<Epilogue> epilogue_for(DType dtype, const void* bias, Activation activation) {
   if (!bias && activation == Activation::none) return Epilogue{};
   if (dtype == DType::f64 || activation == Activation::gelu) return std::nullopt;
