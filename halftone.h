@@ -3,6 +3,10 @@
 
 #include <iostream>
 
+#include "halftone/amp/amp.h"
+#include "halftone/autograd/autograd.h"
+#include "halftone/autograd/function.h"
+#include "halftone/autograd/gradcheck.h"
 #include "halftone/core/backend.h"
 #include "halftone/core/capture.h"
 #include "halftone/core/parallel.h"
@@ -10,3 +14,4 @@
 #include "halftone/core/thread_state.h"
 #include "halftone/core/version.h"
 #include "halftone/ops/ops.h"
+#include "halftone/optim/optim.h"

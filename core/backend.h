@@ -24,7 +24,8 @@ class HT_API Backend {
   // A block that kernels of this device write and the host reads without a copy or a wait.
   struct Mapped { Tensor device_side; const void* host_side; };
   virtual Mapped allocate_mapped(const Shape& shape, DType dtype, int index) = 0;
-  // Has the work queued so far on the calling thread's stream finished? Never waits.
+  // Work queued on stream `after` from now on waits for what is queued on `before`; null is the device's own stream.
+  virtual void order(void* before, void* after) = 0;
   virtual std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) = 0;
 };
 

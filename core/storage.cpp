@@ -8,6 +8,7 @@
 
 #include "halftone/core/backend.h"
 #include "halftone/core/capture.h"
+#include "halftone/core/op.h"
 #include "halftone/core/shadow.h"
 
 namespace halftone {
@@ -57,6 +58,7 @@ class Cpu final : public Backend {
   }
   void copy(void* to, Device, const void* from, Device, int64_t bytes) override { std::memmove(to, from, static_cast<size_t>(bytes)); }
   void synchronize(int) override {}
+  void order(void*, void*) override {}
   Mapped allocate_mapped(const Shape& shape, DType dtype, int) override {
     Tensor t = Tensor::empty(Meta(shape, dtype, Device::cpu()));
     std::memset(t.raw_data(), 0, static_cast<size_t>(t.numel()) * size_of(dtype));
@@ -76,6 +78,7 @@ void ensure_backends() {
   static const bool done = [] {
     static Cpu cpu;
     table[static_cast<int>(DeviceType::cpu)] = &cpu;
+    library_ops();  // fills the CPU's kernel slots
     register_backends();
     return true;
   }();
