@@ -93,6 +93,12 @@ class Cuda final : public Backend {
     throw_faults(index);
   }
 
+  void order(void* before, void* after) override {
+    int before_device = device_of_stream(before), after_device = device_of_stream(after);
+    auto handle = [](void* s, int index) { return s ? static_cast<cudaStream_t>(s) : device_state(index).stream; };
+    order_after(handle(after, after_device), after_device, handle(before, before_device), before_device);
+  }
+
   Mapped allocate_mapped(const Shape& shape, DType dtype, int index) override {
     DeviceGuard guard(index);
     auto bytes = checked_mul(shape.numel(), static_cast<int64_t>(size_of(dtype)));

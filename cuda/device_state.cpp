@@ -189,7 +189,33 @@ void* workspace() {
   return block;
 }
 
+namespace {
+struct StreamDevices {
+  std::mutex lock;
+  std::unordered_map<void*, int> devices;
+};
+StreamDevices& stream_devices() {
+  static auto* all = new StreamDevices;
+  return *all;
+}
+}  // namespace
+
+void enter_stream(int device, cudaStream_t stream) {
+  std::lock_guard guard(stream_devices().lock);
+  stream_devices().devices[stream] = device;
+}
+
+int device_of_stream(void* stream) {
+  std::lock_guard guard(stream_devices().lock);
+  auto found = stream_devices().devices.find(stream);
+  return found == stream_devices().devices.end() ? device() : found->second;
+}
+
 void forget_stream(int device, cudaStream_t stream) {
+  {
+    std::lock_guard guard(stream_devices().lock);
+    stream_devices().devices.erase(stream);
+  }
   DeviceState& state = device_state(device);
   state.staging.forget(stream);
   state.allocator.adopt(stream, state.stream);

@@ -99,7 +99,10 @@ class PoolScope {
   static Allocator::Pool* current(int device);
 };
 
-// A stream of ours that has finished is about to be destroyed: what it used goes to the device's own stream.
+// Streams of ours. One that is about to be destroyed has finished; what it used goes to the device's own stream.
+void enter_stream(int device, cudaStream_t stream);
 void forget_stream(int device, cudaStream_t stream);
+// Null is the current device's own; a stream that is not ours counts as one of the current device.
+int device_of_stream(void* stream);
 
 }  // namespace halftone::cuda

@@ -17,6 +17,7 @@ Stream::Stream(int device) : device_(device) {
   cudaStream_t made = nullptr;
   check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
   handle_ = made;
+  enter_stream(device, made);
 }
 
 Stream::~Stream() {
