@@ -54,6 +54,7 @@ Allocator::Allocator(MemorySource& source, std::string name) : source_(source), 
 }
 
 Allocator::~Allocator() {
+  while (!live_.empty()) free(const_cast<void*>(live_.begin()->first));
   collect(true);
   for (auto& pool : pools_) give_back_free(*pool);
 }
