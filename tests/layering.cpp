@@ -51,7 +51,7 @@ const std::vector<Place> places = {
     {"CLI/.*", R"((examples|benchmarks)/.*\.cpp)"},
     {"catch2/.*", R"(tests/catch\.h)"},
     {"(x86|imm)intrin.h|cpuid.h|arm_neon.h", R"(ops/.*\.cpp)"},
-    {"(unistd|fcntl|dlfcn|sched|pthread|signal|termios|dirent|poll|spawn)\\.h|sys/[a-z]+\\.h",
+    {"(unistd|fcntl|dlfcn|sched|pthread|signal|termios|dirent|poll|spawn|cxxabi)\\.h|sys/[a-z]+\\.h",
      R"((?!core/).*\.cpp)"},
 };
 
