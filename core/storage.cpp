@@ -73,6 +73,8 @@ class Cpu final : public Backend {
   std::unique_ptr<CapturePlan> make_capture(const CaptureOptions&) override {
     throw Error("capture: the CPU has no graphs; Captured calls the function there");
   }
+  MemoryStats memory_stats(int) const override { return {bytes_now, bytes_peak, bytes_now}; }
+  void reset_peak_memory(int) override { bytes_peak = bytes_now.load(); }
 };
 
 Backend* table[num_device_types] = {};
@@ -111,9 +113,8 @@ std::vector<Device> devices(DeviceType type) {
 
 void set_memory_checks(MemoryChecks c) { checks = c; }
 int64_t overwritten_guards() { return overwritten; }
-int64_t cpu_bytes() { return bytes_now; }
-int64_t cpu_peak_bytes() { return bytes_peak; }
-void reset_cpu_peak() { bytes_peak = bytes_now.load(); }
+MemoryStats memory_stats(Device d) { return backend(d.type).memory_stats(d.index); }
+void reset_peak_memory(Device d) { backend(d.type).reset_peak_memory(d.index); }
 
 Storage::Storage(void* data, int64_t bytes, Device device, std::function<void(void*)> release)
     : data_(data), bytes_(bytes), device_(device), release_(std::move(release)) {}
