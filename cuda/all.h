@@ -5,6 +5,7 @@ namespace halftone::cuda {
 
 void fill_cuda_unary();
 void fill_cuda_binary();
+void fill_cuda_comparison();
 void fill_cuda_reduce();
 void fill_cuda_copy();
 void fill_cuda_softmax();

@@ -21,14 +21,9 @@ struct Dims { uint32_t dims = 0; bool keepdim = false, wide = false; };
 
 inline constexpr Saves saves_x{.in = 1, .out = 0}, saves_both{.in = 1, .out = 1}, saves_none{};
 
-template <class T> HT_HD constexpr T lowest() {
-  if constexpr (std::numeric_limits<T>::has_infinity) return -std::numeric_limits<T>::infinity();
-  else return std::numeric_limits<T>::min();
-}
-template <class T> HT_HD constexpr T highest() {
-  if constexpr (std::numeric_limits<T>::has_infinity) return std::numeric_limits<T>::infinity();
-  else return std::numeric_limits<T>::max();
-}
+template <class T> inline constexpr T infinity = std::numeric_limits<T>::infinity();  // 0 when there is none
+template <class T> HT_HD constexpr T lowest() { return infinity<T> > T(0) ? static_cast<T>(-infinity<T>) : smallest<T>; }
+template <class T> HT_HD constexpr T highest() { return infinity<T> > T(0) ? infinity<T> : largest<T>; }
 // The number of elements that `d` reduces of a tensor of this shape.
 int64_t count(const Shape& x, uint32_t dims);
 
