@@ -50,6 +50,21 @@ template <class... T> inline constexpr int pack_size = static_cast<int>(16 / std
 template <int n, class T> __device__ Pack<T, n> load_pack(const T* p) { return *reinterpret_cast<const Pack<T, n>*>(p); }
 template <int n, class T> __device__ void store_pack(T* p, const Pack<T, n>& v) { *reinterpret_cast<Pack<T, n>*>(p) = v; }
 
+// The same where only `live` elements are left, or where the address may not be aligned (packed is false). `past` fills up.
+template <int n, class T> __device__ Pack<T, n> load_part(const T* p, int64_t live, bool packed, T past) {
+  if (packed && live >= n) return load_pack<n>(p);
+  Pack<T, n> v;
+#pragma unroll
+  for (int j = 0; j < n; ++j) v.v[j] = j < live ? p[j] : past;
+  return v;
+}
+template <int n, class T> __device__ void store_part(T* p, int64_t live, bool packed, const Pack<T, n>& v) {
+  if (packed && live >= n) return store_pack(p, v);
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+    if (j < live) p[j] = v.v[j];
+}
+
 HT_HD inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 // ---- indices

@@ -18,6 +18,8 @@ namespace reduce {
 // Which dimensions go (bit d for dimension d), whether they stay as size 1, and whether a sum of 16-bit elements
 // stays in the f32 it accumulated in.
 struct Dims { uint32_t dims = 0; bool keepdim = false, wide = false; };
+// The same for var, with what its divisor lacks of n.
+struct Var { uint32_t dims; bool keepdim; int64_t correction; };
 
 inline constexpr Saves saves_x{.in = 1, .out = 0}, saves_both{.in = 1, .out = 1}, saves_none{};
 
