@@ -3,10 +3,16 @@
 
 #include <iostream>
 
+#include "halftone/amp/amp.h"
+#include "halftone/autograd/autograd.h"
+#include "halftone/autograd/function.h"
+#include "halftone/autograd/gradcheck.h"
 #include "halftone/core/backend.h"
 #include "halftone/core/capture.h"
 #include "halftone/core/parallel.h"
 #include "halftone/core/state_dict.h"
 #include "halftone/core/thread_state.h"
 #include "halftone/core/version.h"
+#include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"
+#include "halftone/optim/optim.h"

@@ -39,6 +39,16 @@ if(HALFTONE_TESTS)
     add_test(NAME ${name} COMMAND ${program})
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
   endforeach()
+
+  # Spellings that the compiler must refuse, each with its sentence.
+  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/compile_fail/*.cpp)
+  foreach(file ${files})
+    get_filename_component(stem ${file} NAME_WE)
+    add_test(NAME compile_fail_${stem} COMMAND ${CMAKE_COMMAND}
+      -DCOMPILER=${CMAKE_CXX_COMPILER} -DINCLUDE=${PROJECT_BINARY_DIR}/include -DFILE=${file}
+      -P ${PROJECT_SOURCE_DIR}/tests/compile_fail/run.cmake)
+    set_tests_properties(compile_fail_${stem} PROPERTIES LABELS compile_fail)
+  endforeach()
 endif()
 
 # The installed tree, as this build makes it and as a build of the other kind would.

@@ -20,11 +20,11 @@ HT_API void run_chunks(int64_t chunks, void (*run)(void* context, int64_t chunk)
 template <class F> void parallel_for(int64_t n, int64_t grain, F&& f) {
   if (n <= 0) return;
   if (n <= grain) return f(int64_t{0}, n);
-  struct Context { F& f; int64_t n, grain; } context{f, n, grain};
+  struct Task { F& f; int64_t n, grain; } task{f, n, grain};
   detail::run_chunks((n + grain - 1) / grain, [](void* p, int64_t chunk) {
-    auto& c = *static_cast<Context*>(p);
+    auto& c = *static_cast<Task*>(p);
     c.f(chunk * c.grain, std::min(c.n, (chunk + 1) * c.grain));
-  }, &context);
+  }, &task);
 }
 
 }  // namespace halftone

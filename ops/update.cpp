@@ -97,10 +97,18 @@ template <bool multiply> void run_unscale(const Call& c, std::span<Tensor>) {
 }
 
 void run_scaler_update(const Call& c, std::span<Tensor>) {
+  auto a = c.as<update::ScalerAttrs>();
+  int64_t* outcomes = c.in[update::outcomes_at].data<int64_t>();
+  int64_t slots = c.in[update::outcomes_at].numel();
   bool overflow = false;
-  for (size_t i = 4; i < c.in.size(); ++i) overflow |= *c.in[i].data<float>() != 0;
+  for (size_t i = update::found_infs_at; i < c.in.size(); ++i) {
+    float* found_inf = c.in[i].data<float>();
+    outcomes[(a.first_slot + static_cast<int64_t>(i - update::found_infs_at)) % slots] = *found_inf != 0 ? 2 : 1;
+    overflow |= *found_inf != 0;
+    *found_inf = 0;
+  }
   update::ScalerState s{*c.in[0].data<float>(), *c.in[1].data<float>(), *c.in[2].data<int64_t>(), *c.in[3].data<int64_t>()};
-  s = update::next_scale(s, overflow, c.as<update::ScalerAttrs>());
+  s = update::next_scale(s, overflow, a);
   *c.in[0].data<float>() = s.scale;
   *c.in[1].data<float>() = s.inverse;
   *c.in[2].data<int64_t>() = s.streak;
@@ -204,7 +212,7 @@ constinit OpDef check_finite = {
 
 constinit OpDef scaler_update = {
     .name = "scaler_update", .doc = "grows the loss scale after a run of clean steps, backs off after an overflow", .cast = Cast::keep,
-    .infer = nothing, .writes = [](const Call&, size_t i) { return i < 4; },
+    .infer = nothing, .writes = [](const Call&, size_t) { return true; },
     .samples = []() -> std::vector<Sample> {
       std::vector<Sample> all;
       for (double overflow : {0.0, 1.0})
@@ -212,8 +220,9 @@ constinit OpDef scaler_update = {
           SampleInput number{.shape = {}, .low = 1, .high = 4, .dtype = DType::i64, .differentiable = false};
           Sample s{{{.shape = {}, .low = 2, .high = 9, .dtype = DType::f32, .differentiable = false},
                     {.shape = {}, .low = 0.1, .high = 1, .dtype = DType::f32, .differentiable = false}, number, number,
+                    {.shape = {4}, .low = 0, .high = 1, .dtype = DType::i64, .differentiable = false},
                     {.shape = {}, .low = overflow, .high = overflow + 1e-9, .dtype = DType::f32, .differentiable = false}},
-                   Attrs::of(update::ScalerAttrs{2, 0.5, 0, 0x1p127, interval})};
+                   Attrs::of(update::ScalerAttrs{2, 0.5, 0, 0x1p127, interval, 3})};
           all.push_back(s);
         }
       return all;

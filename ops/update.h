@@ -56,11 +56,13 @@ template <class C> HT_HD C adam_element(C p, C g, C& m, C& v, const AdamAttrs& a
 
 struct ScalerAttrs {
   double growth_factor, backoff_factor, min_scale, max_scale;
-  int64_t growth_interval;
+  int64_t growth_interval, first_slot;
 };
 // The scaler's state after a step; every field lives on the device.
 //   in: scale f32 [], inverse f32 [], streak i64 [] (clean steps since the last change), skipped i64 [] (steps in all),
-//       then the found_inf of each optimizer that stepped
+//       outcomes i64 [slots], then the found_inf of each optimizer that stepped. The k-th optimizer's outcome, 1 stepped or
+//       2 skipped, is written to slot (first_slot + k) % slots, and its found_inf is cleared for the next step.
+inline constexpr size_t outcomes_at = 4, found_infs_at = 5;
 struct ScalerState { float scale, inverse; int64_t streak, skipped; };
 HT_HD inline ScalerState next_scale(ScalerState s, bool overflow, const ScalerAttrs& a) {
   double scale = s.scale;

@@ -1,0 +1,5 @@
+#pragma once
+// Mixed precision.
+#include "halftone/amp/autocast.h"
+#include "halftone/amp/scaler.h"
+#include "halftone/amp/trace.h"

@@ -1,0 +1,150 @@
+// The autocast layer: looks up the policy, casts the arguments, passes the call on.
+#include "halftone/amp/autocast.h"
+
+#include "halftone/amp/trace.h"
+#include "halftone/core/capture.h"
+#include "halftone/core/shadow.h"
+#include "halftone/ops/copy.h"
+
+namespace halftone {
+namespace amp {
+namespace {
+
+constexpr auto slot_of_layer = static_cast<size_t>(Layer::autocast);
+
+const AutocastState& state() {
+  static const AutocastState none;
+  auto& slot = thread_state().slot[slot_of_layer];
+  return slot ? *static_cast<const AutocastState*>(slot.get()) : none;
+}
+const Policy& policy_of(const AutocastState& s) { return s.policy ? *s.policy : default_policy(); }
+
+bool eligible(const Tensor& t, DeviceType type) {
+  return t.defined() && t.device().type == type && is_floating(t.dtype()) && t.dtype() != DType::f64;
+}
+
+// A weight: the cast of it is worth keeping.
+bool is_weight(const Tensor& t) {
+  return t.dtype() == DType::f32 && (t.requires_grad() || t.body()->owners > 0) && t.is_leaf() && !t.body()->is_view;
+}
+
+// The current 16-bit copy of a weight, made or rewritten when it is not.
+Tensor current_copy(const Tensor& w, DType dtype) {
+  Shadows& shadows = w.storage()->shadows();
+  std::lock_guard guard(shadows.lock);
+  Shadows::Shadow* s = shadows.find(dtype);
+  if (!s) {
+    if (thread_state().capture) return {};  // memory of a graph must not outlive it
+    shadows.add({dtype, ~uint64_t{0}, Tensor::empty(Meta(w.shape(), dtype, w.device()))});
+    s = shadows.find(dtype);
+  }
+  if (s->version != w.version()) {
+    call_into(op::cast, {w.detach()}, Attrs::of(dtype), s->copy);
+    s->version = w.version();
+  }
+  return s->copy;
+}
+
+Tensor lowered(const Tensor& t, DType dtype, bool cache) {
+  if (t.dtype() == dtype) return t;
+  if (!cache || !is_weight(t)) return cast(t, dtype);
+  Tensor copy = current_copy(t, dtype);
+  if (!copy.defined()) return cast(t, dtype);
+  // One recorded cast per use, all on the same copy: gradients of several uses are summed in f32.
+  Call use{.op = &op::cast, .in = {t}, .attrs = Attrs::of(dtype), .out = {copy.detach()}, .recording = false, .launched = true};
+  return dispatch(use)[0];
+}
+
+void check_strict(const Call& c, DeviceType type, DType low) {
+  for (auto& t : c.in)
+    HT_CHECK(!eligible(t, type) || t.dtype() != DType::f32 || t.rank() == 0, c.op->name, ": runs in f32 inside a strict ", low,
+             " region because an input ", t.meta(), " is f32; cast it, or take the operator out of the region");
+}
+
+}  // namespace
+
+const Policy& default_policy() {
+  static const Policy p;
+  return p;
+}
+Policy& Policy::set(std::string_view op, Cast cast) {
+  const OpDef* def = find_op(op);
+  HT_CHECK(def, "Policy::set: there is no operator named '", op, "'");
+  overrides_[def] = cast;
+  return *this;
+}
+Cast Policy::get(std::string_view op) const {
+  const OpDef* def = find_op(op);
+  HT_CHECK(def, "Policy::get: there is no operator named '", op, "'");
+  return get(*def);
+}
+
+Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_of_layer]), saved_layers_(thread_state().layers) {
+  HT_CHECK(!o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
+  auto next = std::make_shared<AutocastState>(state());
+  bool any = false;
+  for (int i = 0; i < num_device_types; ++i) {
+    auto& d = next->device[i];
+    if (!o.device || static_cast<int>(*o.device) == i) {
+      d.enabled = o.enabled;
+      if (o.dtype) d.dtype = *o.dtype;
+    }
+    any |= d.enabled;
+  }
+  next->cache = o.cache;
+  next->strict |= o.strict;
+  if (o.policy) next->policy = std::make_shared<const Policy>(*o.policy);
+  ThreadState& t = thread_state();
+  t.slot[slot_of_layer] = std::move(next);
+  unsigned bit = 1u << static_cast<int>(Layer::autocast);
+  t.layers = static_cast<uint8_t>(any ? t.layers | bit : t.layers & ~bit);
+}
+
+Autocast::~Autocast() {
+  ThreadState& t = thread_state();
+  unsigned bit = 1u << static_cast<int>(Layer::autocast);
+  t.layers = static_cast<uint8_t>((t.layers & ~bit) | (saved_layers_ & bit));
+  t.slot[slot_of_layer] = std::move(saved_);
+}
+
+bool is_autocast_enabled(DeviceType type) { return thread_state().on(Layer::autocast) && state().device[static_cast<int>(type)].enabled; }
+DType autocast_dtype(DeviceType type) { return state().device[static_cast<int>(type)].dtype; }
+
+}  // namespace amp
+
+Tensors autocast_layer(Call& c) {
+  using namespace amp;
+  const AutocastState& s = state();
+  DeviceType type = DeviceType::cpu;
+  for (auto& t : c.in) if (t.defined()) type = std::max(type, t.device().type);
+  auto& region = s.device[static_cast<int>(type)];
+  if (!region.enabled) return dispatch(c);
+  auto each = [&](auto f) {
+    for (auto& t : c.in) if (eligible(t, type)) t = f(t);
+  };
+  switch (policy_of(s).get(*c.op)) {
+    case Cast::lower:
+      each([&](const Tensor& t) { return lowered(t, region.dtype, s.cache); });
+      break;
+    case Cast::full:
+      each([&](const Tensor& t) { return cast(t, DType::f32); });
+      break;
+    case Cast::widest: {
+      DType widest = region.dtype;
+      for (auto& t : c.in) if (eligible(t, type)) widest = promote(widest, t.dtype());
+      if (s.strict && widest == DType::f32) check_strict(c, type, region.dtype);
+      each([&](const Tensor& t) { return cast(t, widest); });
+      break;
+    }
+    case Cast::banned:
+      HT_CHECK(region.dtype != DType::f16, c.op->name, ": unsafe under f16 autocast; use ", c.op->ban ? c.op->ban : "another operator",
+               ", or run it in f32 inside amp::Autocast({.enabled = false})");
+      break;
+    case Cast::keep:
+    case Cast::unset:
+      note_left_alone(c);
+  }
+  return dispatch(c);
+}
+
+}  // namespace halftone

@@ -1,0 +1,90 @@
+#pragma once
+// Dynamic loss scaling. Scale, streak of clean steps, found_inf and the count of skipped steps live on the device; a step
+// asks the host nothing.
+#include <map>
+#include <string>
+
+#include "halftone/optim/optimizer.h"
+
+namespace halftone::amp {
+
+struct GradScalerOptions {
+  double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+  int64_t growth_interval = 2000;          // clean steps before the scale grows
+  double min_scale = 0x1p-64, max_scale = 0x1p64;
+  int64_t max_consecutive_skips = 0;       // 0: any number; more than this many in a row is an error at the next step
+  bool enabled = true;                     // false: scale() returns its argument, step() is the optimizer's
+};
+
+// What a step did; known some time later, without a wait.
+class HT_API StepOutcome {
+ public:
+  enum class State : uint8_t { unknown, stepped, skipped, no_gradients };
+  State state() const;  // never waits
+  bool stepped() const { return wait() == State::stepped; }
+  bool skipped() const { return wait() == State::skipped; }
+
+ private:
+  friend class GradScaler;
+  State wait() const;
+  std::shared_ptr<struct OutcomeBoard> board_;
+  int64_t slot_ = 0;
+  State known_ = State::unknown;
+};
+
+class HT_API GradScaler {
+ public:
+  GradScaler() : GradScaler(GradScalerOptions{}) {}
+  explicit GradScaler(const GradScalerOptions& options);
+
+  // loss times the scale, in f32 (f64 for f64). The first call decides the scaler's device. Gradients of a backward through it
+  // are stamped as scaled: accumulating unscaled ones onto them, or clipping them, throws.
+  Tensor scale(const Tensor& loss);
+  std::vector<Tensor> scale(const std::vector<Tensor>& losses);
+  // The current scale and 1 / scale, f32 [], on the device.
+  const Tensor& scale_tensor();
+  const Tensor& inverse_scale();
+
+  // Divides the optimizer's gradients by the scale, and notes whether all are finite. Once between two updates.
+  void unscale_(optim::Optimizer& opt);
+  struct StepOptions { double clip_norm = 0; };  // > 0: gradients are clipped to this norm on the way, as unscale_ and clip_grad_norm_ would
+  // Steps unless a gradient is not finite.
+  StepOutcome step(optim::Optimizer& opt) { return step(opt, StepOptions()); }
+  StepOutcome step(optim::Optimizer& opt, StepOptions o);
+  // Grows the scale after growth_interval clean steps, backs off after an overflow. Once an iteration, after all steps.
+  void update();
+  // Replaces the scale; the streak stays.
+  void update(double new_scale);
+
+  bool enabled() const { return options_.enabled; }
+  double get_scale() const;           // waits for the device
+  int64_t skipped_steps() const;      // in all; waits for the device
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ private:
+  enum class Stage : uint8_t { ready, unscaled, stepped };
+  struct PerOptimizer {
+    Stage stage = Stage::ready;
+    bool checked = false;   // found_inf holds this iteration's answer
+    int64_t slot = 0;       // where its outcome will be written
+    Tensor found_inf;
+    std::string name;
+  };
+  PerOptimizer& entry(optim::Optimizer& opt);
+  std::vector<Tensor> gradients(optim::Optimizer& opt, const char* who) const;
+  void begin_check(PerOptimizer& e);
+  void make_state(Device device);
+  void check_made(const char* who) const;
+  void count_skips();
+
+  GradScalerOptions options_;
+  uint64_t stamp_;
+  Tensor scale_, inverse_, streak_, skipped_;
+  std::shared_ptr<OutcomeBoard> board_;
+  std::map<const void*, PerOptimizer> optimizers_;
+  std::vector<const void*> order_;  // optimizers checked since the last update, in order
+  int64_t seen_ = 0, skips_in_a_row_ = 0;  // of the board's slots
+};
+
+}  // namespace halftone::amp

@@ -1,0 +1,82 @@
+#pragma once
+// Gradients: backward() fills the .grad of leaves, grad() returns them; hooks, and tools that check derivatives.
+// A leaf is a tensor that requires a gradient and was not computed. Recording happens in dispatch (record.cpp), backward in
+// one iterative engine (engine.cpp): building, running and destroying a graph never recurse.
+#include <array>
+#include <functional>
+#include <vector>
+
+#include "halftone/core/tensor.h"
+#include "halftone/core/thread_state.h"
+
+namespace halftone {
+
+struct BackwardOptions {
+  Tensor gradient = {};        // of the tensor backward() is called on; 1 for a tensor of one element when absent
+  bool retain_graph = false;   // keep what was saved, so that backward can run again
+  bool create_graph = false;   // record backward itself, so that gradients can be differentiated; retains the graph
+};
+struct GradOptions {
+  bool create_graph = false;
+  bool retain_graph = false;
+  bool allow_unused = false;   // give an undefined tensor for an input the outputs do not depend on, instead of throwing
+};
+
+// The gradients of the sum of `outputs` over `inputs`, one per input, out of place; no .grad changes. A non-scalar output
+// counts with a gradient of ones.
+HT_API std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, GradOptions o = {});
+template <size_t N> std::array<Tensor, N> grad(const std::vector<Tensor>& outputs, const Tensor (&inputs)[N], GradOptions o = {}) {
+  auto v = grad(outputs, std::vector<Tensor>(inputs, inputs + N), o);
+  std::array<Tensor, N> r;
+  for (size_t i = 0; i < N; ++i) r[i] = std::move(v[i]);
+  return r;
+}
+
+// Keeps a hook registered; remove() or the handle's end takes it off unless detach() left it for good.
+class HT_API HookHandle {
+ public:
+  HookHandle() = default;
+  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
+  HookHandle(HookHandle&& o) noexcept : remove_(std::exchange(o.remove_, nullptr)) {}
+  HookHandle& operator=(HookHandle&& o) noexcept {
+    remove();
+    remove_ = std::exchange(o.remove_, nullptr);
+    return *this;
+  }
+  ~HookHandle() { remove(); }
+  void remove() { if (remove_) std::exchange(remove_, nullptr)(); }
+  void detach() { remove_ = nullptr; }
+
+ private:
+  std::function<void()> remove_;
+};
+
+// Called with the gradient of t, complete for this run, before it goes on; may return a replacement of the same shape and dtype, or
+// an undefined tensor to leave it. t must require a gradient.
+[[nodiscard]] HT_API HookHandle register_hook(const Tensor& t, std::function<Tensor(const Tensor& g)> hook);
+// Called with the leaf during a backward run, as soon as its last contribution of that run is in .grad.
+[[nodiscard]] HT_API HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(const Tensor& leaf)> hook);
+// From inside a hook: runs when this backward run has finished without an error.
+HT_API void at_end_of_backward(std::function<void()> callback);
+// The leaves that a backward run from these outputs will reach, each once.
+HT_API std::vector<Tensor> reachable_leaves(const std::vector<Tensor>& outputs);
+
+// Whether calls on this thread are recorded.
+inline bool recording() { return thread_state().on(Layer::autograd); }
+// Records again inside a NoGrad region, for the guard's lifetime.
+class HT_API EnableGrad {
+ public:
+  [[nodiscard]] EnableGrad() : scope_(Layer::autograd, true) {}
+  ~EnableGrad() {}
+  EnableGrad(const EnableGrad&) = delete;
+
+ private:
+  LayerScope scope_;
+};
+
+// ---- stamps: whose scale the gradients in .grad carry; 0 for none. Accumulating onto another stamp throws.
+HT_API void stamp_this_run(uint64_t stamp);  // from inside a node of the run
+HT_API uint64_t grad_stamp(const Tensor& leaf);
+HT_API void set_grad_stamp(const Tensor& leaf, uint64_t stamp);
+
+}  // namespace halftone

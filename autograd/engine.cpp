@@ -1,0 +1,466 @@
+// The engine: counts what each node will receive, then runs nodes latest first; gradients of a node wait until all have come.
+#include <algorithm>
+#include <queue>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "halftone/autograd/node.h"
+#include "halftone/ops/binary.h"
+#include "halftone/ops/copy.h"
+
+namespace halftone {
+namespace {
+
+// A tensor's place, as a key: a node's output, or a leaf.
+using Place = std::pair<const void*, uint32_t>;
+struct HashPlace {
+  size_t operator()(const Place& p) const { return std::hash<const void*>()(p.first) * 31 + p.second; }
+};
+Place place_of(const Edge& e) { return e.node ? Place{e.node.get(), e.output} : Place{e.leaf.get(), ~0u}; }
+
+class Run {
+ public:
+  Run(const std::vector<Tensor>& outputs, bool create_graph, bool retain_graph)
+      : create_graph_(create_graph), retain_graph_(retain_graph || create_graph) {
+    for (auto& t : outputs) roots_.push_back(edge_of(t));
+  }
+
+  // Limits the run to what these inputs' gradients take; without it, all leaves accumulate.
+  void target(const std::vector<Tensor>& inputs) {
+    accumulate_ = false;
+    for (auto& t : inputs) targets_[place_of(edge_of(t))] = Tensor();
+  }
+  const Tensor& result(const Tensor& input) { return targets_[place_of(edge_of(input))]; }
+
+  void execute(const std::vector<Tensor>& seeds);
+  std::vector<Tensor> leaves();
+
+  uint64_t stamp = 0;
+  std::vector<std::function<void()>> at_end;
+
+ private:
+  struct Waiting {
+    int missing = 0, uses = 0;  // edges into the node that have not delivered, and all of them
+    bool needed = false;
+    Tensors grads;
+  };
+  struct LeafWaiting { int missing = 0; Tensor handle; };
+
+  void plan();
+  bool wants(const Edge& e) const;
+  void deliver(const Edge& e, const Meta& expected, Tensor g, const char* from);
+  void run_node(Node& n);
+  void enter_stream(Node& n);
+  Tensor through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor g);
+  void accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g);
+  bool may_absorb(Step& s, size_t i);
+  Tensor destination(Step& s, size_t i);
+  void finish_leaf(const Edge& e);
+
+  bool create_graph_, retain_graph_, accumulate_ = true;
+  std::vector<Edge> roots_;
+  std::unordered_map<Place, Tensor, HashPlace> targets_;
+  std::unordered_map<Node*, Waiting> nodes_;
+  std::unordered_map<Body*, LeafWaiting> leaves_;
+  struct Later {
+    bool operator()(Node* a, Node* b) const { return a->sequence < b->sequence; }
+  };
+  std::priority_queue<Node*, std::vector<Node*>, Later> ready_;
+  std::vector<Leaf*> claimed_;
+  void* last_stream_ = nullptr;
+};
+
+thread_local Run* current = nullptr;
+
+struct CurrentRun {
+  explicit CurrentRun(Run& r) : saved(current) { current = &r; }
+  ~CurrentRun() { current = saved; }
+  Run* saved;
+};
+
+// Finds every node below the roots, which of them lead to something wanted, and how many gradients each will get.
+void Run::plan() {
+  std::vector<Node*> all, stack;
+  for (auto& e : roots_) if (e.node) stack.push_back(e.node.get());
+  while (!stack.empty()) {
+    Node* n = stack.back();
+    stack.pop_back();
+    if (!nodes_.try_emplace(n).second) continue;
+    all.push_back(n);
+    for (auto& i : n->inputs) if (i.edge.node) stack.push_back(i.edge.node.get());
+  }
+  std::sort(all.begin(), all.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
+  for (Node* n : all) {  // earliest first: what a node reaches is known before it
+    Waiting& w = nodes_[n];
+    w.grads.resize(n->outputs.size());
+    for (auto& i : n->inputs) w.needed |= wants(i.edge);
+    if (!w.needed) continue;
+    for (auto& i : n->inputs) {
+      if (!wants(i.edge)) continue;
+      if (i.edge.node) {
+        Waiting& below = nodes_[i.edge.node.get()];
+        ++below.missing;
+        ++below.uses;
+      } else {
+        auto& l = leaves_[i.edge.leaf.get()];
+        ++l.missing;
+        l.handle = Tensor(i.edge.leaf);
+      }
+    }
+  }
+}
+
+bool Run::wants(const Edge& e) const {
+  if (!e) return false;
+  if (accumulate_) return true;
+  if (targets_.contains(place_of(e))) return true;
+  if (!e.node) return false;
+  auto w = nodes_.find(e.node.get());
+  return w != nodes_.end() && w->second.needed;
+}
+
+std::vector<Tensor> Run::leaves() {
+  plan();
+  for (auto& e : roots_) if (e.leaf) leaves_[e.leaf.get()].handle = Tensor(e.leaf);
+  std::vector<Tensor> r;
+  for (auto& [body, l] : leaves_) r.push_back(l.handle);
+  return r;
+}
+
+void Run::execute(const std::vector<Tensor>& seeds) {
+  plan();
+  CurrentRun here(*this);
+  const ThreadState& state = thread_state();
+  unsigned profile = state.layers & (1u << static_cast<int>(Layer::profile)), record = create_graph_ ? 1u << static_cast<int>(Layer::autograd) : 0u;
+  LayerScope layers(static_cast<uint8_t>(profile | record));  // never autocast: backward runs in the dtypes that forward chose
+  void* caller_stream = last_stream_ = state.stream;
+  int caller_device = state.cuda_device;
+  struct Restore {
+    Run& run;
+    void* stream;
+    int device;
+    ~Restore() {
+      thread_state().stream = stream;
+      thread_state().cuda_device = device;
+      for (Leaf* l : run.claimed_) {
+        std::lock_guard guard(l->lock);
+        l->claimed_by = nullptr;
+      }
+    }
+  } restore{*this, caller_stream, caller_device};
+
+  for (size_t i = 0; i < roots_.size(); ++i) {
+    // A root counts as one more edge, so that an output used by another output waits for it.
+    if (roots_[i].node) {
+      Waiting& w = nodes_[roots_[i].node.get()];
+      ++w.missing;
+      ++w.uses;
+    } else ++leaves_[roots_[i].leaf.get()].missing;
+  }
+  for (size_t i = 0; i < roots_.size(); ++i) deliver(roots_[i], seeds[i].meta(), seeds[i], "backward");
+  while (!ready_.empty()) {
+    Node* n = ready_.top();
+    ready_.pop();
+    run_node(*n);
+  }
+  if (last_stream_ != caller_stream) backend(DeviceType::cuda).order(last_stream_, caller_stream);
+  for (size_t i = 0; i < at_end.size(); ++i) at_end[i]();
+}
+
+void Run::enter_stream(Node& n) {
+  if (n.stream == last_stream_ && n.cuda_device == thread_state().cuda_device) return;
+  if (n.stream != last_stream_) backend(DeviceType::cuda).order(last_stream_, n.stream);
+  thread_state().stream = last_stream_ = n.stream;
+  thread_state().cuda_device = n.cuda_device;
+}
+
+void Run::run_node(Node& n) {
+  auto keep = n.shared_from_this();
+  Waiting& w = nodes_[&n];
+  bool any = false;
+  for (auto& g : w.grads) any |= g.defined();
+  enter_stream(n);
+  Step step(n, std::move(w.grads), create_graph_);
+  for (uint32_t o = 0; o < step.grads.size(); ++o) {
+    if (!step.grads[o].defined()) continue;
+    for (auto& h : std::vector(n.hooks))
+      if (h.f.first == o) step.grads[o] = through_hooks({{h.id, h.f.second}}, step.grads[o]);
+    if (auto t = targets_.find({&n, o}); t != targets_.end()) t->second = step.grads[o];
+  }
+  for (auto& i : n.inputs) step.needs.push_back(wants(i.edge));
+  step.may_absorb = [this](Step& s, size_t i) { return may_absorb(s, i); };
+  step.destination = [this](Step& s, size_t i) { return destination(s, i); };
+
+  Tensors grads;
+  if (any && w.needed) {
+    HT_CHECK(!n.released, n.name, ": its graph was freed by an earlier backward; pass {.retain_graph = true} to that one");
+    grads = n.backward(step);
+    HT_CHECK(grads.size() <= n.inputs.size(), n.name, ": its backward returned ", grads.size(), " gradients for ", n.inputs.size(), " inputs");
+  }
+  grads.resize(n.inputs.size());
+  step.absorbed.resize(n.inputs.size());
+  for (size_t i = 0; i < n.inputs.size(); ++i) {
+    if (!step.needs[i]) continue;
+    auto& producer = step.absorbed[i];
+    auto& input = producer ? producer->inputs[0] : n.inputs[i];
+    deliver(input.edge, input.meta, std::move(grads[i]), n.name);
+    if (producer && !retain_graph_) producer->release();
+  }
+  if (!retain_graph_ && w.needed) n.release();
+}
+
+// Hands a gradient to where an edge leads. An undefined one still counts as having come.
+void Run::deliver(const Edge& e, const Meta& expected, Tensor g, const char* from) {
+  if (g.defined()) {
+    HT_CHECK(g.shape() == expected.shape, from, ": its backward gave a gradient of shape ", g.shape(), " for an input of shape ", expected.shape);
+    g = cast(g, expected.dtype);
+  }
+  if (e.node) {
+    Waiting& w = nodes_[e.node.get()];
+    Tensor& slot = w.grads[e.output];
+    if (g.defined()) slot = slot.defined() ? slot + g : std::move(g);
+    if (--w.missing == 0 && (w.needed || targets_.contains(place_of(e)) || !e.node->hooks.empty())) ready_.push(e.node.get());
+    return;
+  }
+  AutogradMeta& m = meta_of(Tensor(e.leaf));
+  if (g.defined()) {
+    g = through_hooks(m.leaf().hooks, std::move(g));
+    if (accumulate_) accumulate(e.leaf, m.leaf(), std::move(g));
+    else if (auto t = targets_.find(place_of(e)); t != targets_.end()) t->second = t->second.defined() ? t->second + g : std::move(g);
+  }
+  finish_leaf(e);
+}
+
+void Run::finish_leaf(const Edge& e) {
+  if (--leaves_[e.leaf.get()].missing > 0 || !accumulate_) return;
+  Tensor handle(e.leaf);
+  Leaf& leaf = meta_of(handle).leaf();
+  for (auto& h : std::vector(leaf.post_accumulate)) h.f(handle);
+}
+
+Tensor Run::through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor g) {
+  for (auto& h : std::vector(hooks)) {  // a copy: a hook may take itself off
+    Tensor r = h.f(g);
+    if (!r.defined()) continue;
+    HT_CHECK(r.shape() == g.shape() && r.dtype() == g.dtype(), "hook: returned ", r.meta(), " for a gradient ", g.meta());
+    g = std::move(r);
+  }
+  return g;
+}
+
+// Notes for a captured step what it assumed of this slot, and what replays leave in it.
+void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
+  CaptureLog* log = thread_state().capture;
+  if (!log || leaf.log == log) return;
+  leaf.log = log;
+  leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp});
+  std::weak_ptr<Body> weak = body;
+  if (reads)
+    log->guards.push_back([weak, empty = leaf.empty] {
+      auto b = weak.lock();
+      return b && meta_of(Tensor(b)).leaf().empty == empty;
+    });
+  log->effects.push_back([weak, last = leaf.final_state] {
+    if (auto b = weak.lock()) {
+      Leaf& l = meta_of(Tensor(b)).leaf();
+      l.empty = last->empty;
+      l.stamp = last->stamp;
+    }
+  });
+}
+void set_slot(Leaf& leaf, bool empty, uint64_t stamp) {
+  leaf.empty = empty;
+  leaf.stamp = stamp;
+  if (leaf.log && leaf.log == thread_state().capture) *leaf.final_state = {empty, stamp};
+}
+
+bool can_become_buffer(const Tensor& g) {
+  return g.is_contiguous() && !g.body()->is_view && g.body().use_count() == 1 && g.storage().use_count() == 1 && !g.requires_grad();
+}
+
+void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g) {
+  std::unique_lock guard(leaf.lock);
+  while (leaf.claimed_by && leaf.claimed_by != this) {  // another run's kernel is writing the buffer
+    guard.unlock();
+    std::this_thread::yield();
+    guard.lock();
+  }
+  note_capture(body, leaf, true);
+  HT_CHECK(leaf.empty || leaf.stamp == stamp, "backward: the gradient of a leaf ", body->meta, leaf.stamp ? " is scaled by a GradScaler" : " is not scaled",
+           ", what comes now is ", stamp ? "scaled" : "not", "; unscale_ it, or zero_grad() first");
+  if (create_graph_) {
+    HT_CHECK(!thread_state().capture, "backward: create_graph cannot be captured with .grad; use grad()");
+    leaf.buffer = leaf.empty ? g : leaf.buffer + g;
+  } else if (leaf.claimed_by == this) {
+    leaf.claimed_by = nullptr;  // the kernel wrote it there
+    if (!leaf.buffer.defined() || g.storage() != leaf.buffer.storage()) leaf.buffer.copy_(g);
+  } else if (!leaf.empty && leaf.buffer.requires_grad()) {
+    leaf.buffer = leaf.buffer.detach() + g;  // create_graph's buffer is part of a graph
+  } else if (!leaf.empty) {
+    call_into(binary::def<binary::Add>, {leaf.buffer, g}, binary::attrs_with<binary::Add>({}), leaf.buffer);
+  } else if (leaf.buffer.defined() && leaf.buffer.dtype() == g.dtype() && leaf.buffer.device() == g.device() && !leaf.buffer.requires_grad()) {
+    leaf.buffer.copy_(g);
+  } else {
+    leaf.buffer = can_become_buffer(g) ? std::move(g) : g.detach().clone();
+  }
+  set_slot(leaf, false, stamp);
+}
+
+// The sole user of an operator's output may answer for it when nobody else is looking at that output.
+bool Run::may_absorb(Step& s, size_t i) {
+  auto& e = s.node.inputs[i].edge;
+  auto* p = e.node ? dynamic_cast<OpNode*>(e.node.get()) : nullptr;
+  if (!p || p->inputs.size() != 1 || !p->hooks.empty() || p->released || targets_.contains(place_of(e))) return false;
+  return nodes_[p].uses == 1;
+}
+
+// The buffer of an empty leaf slot, when a kernel may write the gradient there.
+Tensor Run::destination(Step& s, size_t i) {
+  if (!accumulate_ || create_graph_) return {};
+  auto& producer = s.absorbed[i];
+  auto& e = producer ? producer->inputs[0].edge : s.node.inputs[i].edge;
+  if (!e.leaf) return {};
+  Leaf& leaf = meta_of(Tensor(e.leaf)).leaf();
+  std::lock_guard guard(leaf.lock);
+  note_capture(e.leaf, leaf, true);
+  const Tensor& b = leaf.buffer;
+  bool fits = leaf.empty && !leaf.claimed_by && leaf.hooks.empty() && b.defined() && !b.requires_grad() && b.is_contiguous() &&
+              b.dtype() == e.leaf->meta.dtype && b.device() == e.leaf->meta.device && b.shape() == e.leaf->meta.shape;
+  if (!fits) return {};
+  leaf.claimed_by = this;
+  claimed_.push_back(&leaf);
+  return b;
+}
+
+Tensor seed_for(const Tensor& output, const Tensor& given) {
+  if (!given.defined()) return ones_like(output);
+  HT_CHECK(given.shape() == output.shape(), "backward: the gradient must have the tensor's shape ", output.shape(), ", got ", given.shape());
+  return cast(given, output.dtype());
+}
+
+Leaf& leaf_of(const Tensor& t, const char* who) {
+  HT_CHECK(t.defined() && t.requires_grad() && t.is_leaf(), who, ": expected a leaf that requires a gradient");
+  return meta_of(t).leaf();
+}
+
+}  // namespace
+
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, GradOptions o) {
+  HT_CHECK(!outputs.empty() && !inputs.empty(), "grad: expected at least one output and one input");
+  std::vector<Tensor> seeds;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    HT_CHECK(outputs[i].requires_grad(), "grad: output ", i, " does not depend on anything that requires a gradient");
+    NoGrad off;
+    seeds.push_back(seed_for(outputs[i], {}));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) HT_CHECK(inputs[i].requires_grad(), "grad: input ", i, " does not require a gradient");
+  Run run(outputs, o.create_graph, o.retain_graph);
+  run.target(inputs);
+  run.execute(seeds);
+  std::vector<Tensor> grads;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    grads.push_back(run.result(inputs[i]));
+    HT_CHECK(grads[i].defined() || o.allow_unused, "grad: the outputs do not depend on input ", i, "; pass {.allow_unused = true} for an undefined gradient");
+  }
+  return grads;
+}
+
+std::vector<Tensor> reachable_leaves(const std::vector<Tensor>& outputs) { return Run(outputs, false, true).leaves(); }
+
+void Tensor::backward() const { backward(BackwardOptions{}); }
+void Tensor::backward(const BackwardOptions& o) const {
+  HT_CHECK(defined() && requires_grad(), "backward: the tensor does not depend on anything that requires a gradient");
+  HT_CHECK(o.gradient.defined() || numel() == 1, "backward: ", meta(), " has more than one element; reduce it, or pass {.gradient = ...}");
+  Tensor seed;
+  {
+    NoGrad off;
+    seed = seed_for(*this, o.gradient);
+  }
+  Run run({*this}, o.create_graph, o.retain_graph);
+  run.execute({seed});
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  HT_CHECK(current, "at_end_of_backward: no backward is running on this thread");
+  current->at_end.push_back(std::move(callback));
+}
+
+void stamp_this_run(uint64_t stamp) {
+  HT_CHECK(current, "stamp_this_run: no backward is running on this thread");
+  HT_CHECK(current->stamp == 0 || current->stamp == stamp, "backward: one run cannot mix the losses of two GradScalers");
+  current->stamp = stamp;
+}
+uint64_t grad_stamp(const Tensor& leaf) { return leaf_of(leaf, "grad_stamp").stamp; }
+void set_grad_stamp(const Tensor& leaf, uint64_t stamp) {
+  Leaf& l = leaf_of(leaf, "set_grad_stamp");
+  note_capture(leaf.body(), l, true);
+  set_slot(l, l.empty, stamp);
+}
+
+// ---- hooks
+
+HookHandle register_hook(const Tensor& t, std::function<Tensor(const Tensor&)> hook) {
+  HT_CHECK(t.requires_grad(), "register_hook: the tensor does not require a gradient");
+  AutogradMeta& m = meta_of(t);
+  uint64_t id = next_hook_id();
+  if (!m.node) {
+    m.leaf().hooks.push_back({id, std::move(hook)});
+    return HookHandle([weak = std::weak_ptr(t.body()), id] {
+      if (auto b = weak.lock()) std::erase_if(meta_of(Tensor(b)).leaf().hooks, [id](auto& h) { return h.id == id; });
+    });
+  }
+  m.node->hooks.push_back({id, {m.output, std::move(hook)}});
+  return HookHandle([weak = std::weak_ptr(m.node), id] {
+    if (auto n = weak.lock()) std::erase_if(n->hooks, [id](auto& h) { return h.id == id; });
+  });
+}
+
+HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
+  uint64_t id = next_hook_id();
+  leaf_of(leaf, "register_post_accumulate_hook").post_accumulate.push_back({id, std::move(hook)});
+  return HookHandle([weak = std::weak_ptr(leaf.body()), id] {
+    if (auto b = weak.lock()) std::erase_if(meta_of(Tensor(b)).leaf().post_accumulate, [id](auto& h) { return h.id == id; });
+  });
+}
+
+// ---- the gradient members of Tensor
+
+bool Tensor::is_leaf() const { return !body_ || !body_->autograd || !body_->autograd->node; }
+
+Tensor& Tensor::requires_grad_(bool on) {
+  HT_CHECK(defined(), "requires_grad_: the tensor is undefined");
+  HT_CHECK(!on || is_floating(dtype()), "requires_grad_: ", dtype(), " has no gradient; use a floating dtype");
+  HT_CHECK(is_leaf(), "requires_grad_: the tensor was computed; use detach() for one without history");
+  if (on) meta_of(*this).leaf();
+  body_->requires_grad = on;
+  return *this;
+}
+
+Tensor Tensor::grad() const {
+  if (!defined() || !body_->autograd || !is_leaf()) return {};
+  Leaf& l = body_->autograd->leaf();
+  return l.empty ? Tensor() : l.buffer;
+}
+
+void Tensor::set_grad(const Tensor& g) const {
+  Leaf& l = leaf_of(*this, "set_grad");
+  std::lock_guard guard(l.lock);
+  note_capture(body_, l, false);
+  if (!g.defined()) return set_slot(l, true, 0);
+  HT_CHECK(g.shape() == shape() && g.dtype() == dtype() && g.device() == device(), "set_grad: expected ", meta(), " on ", device(), ", got ", g.meta(),
+           " on ", g.device());
+  l.buffer = g.detach();
+  set_slot(l, false, 0);
+}
+
+void Tensor::zero_grad() const {
+  if (!defined() || !body_->autograd || !is_leaf()) return;
+  Leaf& l = body_->autograd->leaf();
+  std::lock_guard guard(l.lock);
+  note_capture(body_, l, false);
+  if (l.buffer.defined() && l.buffer.requires_grad()) l.buffer = {};  // create_graph's: part of a graph, never a buffer
+  set_slot(l, true, 0);
+}
+
+}  // namespace halftone

@@ -1,0 +1,91 @@
+// The node behind a custom function.
+#include "halftone/autograd/function.h"
+
+#include "halftone/autograd/node.h"
+#include "halftone/ops/copy.h"
+
+namespace halftone {
+namespace {
+
+constexpr int autocast_bit = 1 << static_cast<int>(Layer::autocast);
+constexpr auto autocast_slot = static_cast<size_t>(Layer::autocast);
+
+class FunctionNode final : public Node {
+ public:
+  FunctionNode(const std::vector<Tensor>& x, std::span<const Tensor> y, std::shared_ptr<Context> ctx, detail::FunctionBackward f, FunctionCast cast,
+               const char* mangled)
+      : Node(mangled), context_(std::move(ctx)), backward_(f) {
+    for (auto& t : x) {
+      Input& i = inputs.emplace_back();
+      if (!t.defined()) continue;
+      i.edge = edge_of(t);
+      i.meta = t.meta();
+    }
+    for (auto& t : y) outputs.emplace_back().meta = t.meta();
+    if (cast == FunctionCast::any && thread_state().on(Layer::autocast)) autocast_ = thread_state().slot[autocast_slot];
+  }
+
+  Tensors backward(Step& step) override {
+    for (size_t i = 0; i < outputs.size(); ++i)  // a rule of users' sees every gradient, zero where none came
+      if (!step.grads[i].defined()) step.grads[i] = zeros(outputs[i].meta.shape, {.dtype = outputs[i].meta.dtype, .device = outputs[i].meta.device});
+    ThreadState& state = thread_state();
+    LayerScope layers(static_cast<uint8_t>(autocast_ ? state.layers | autocast_bit : state.layers));
+    auto saved_slot = state.slot[autocast_slot];
+    struct Restore {
+      std::shared_ptr<const void>& slot;
+      std::shared_ptr<const void> value;
+      ~Restore() { slot = std::move(value); }
+    } restore{state.slot[autocast_slot], std::move(saved_slot)};
+    if (autocast_) state.slot[autocast_slot] = autocast_;
+    std::vector<Tensor> g = backward_(*context_, step.grads);
+    HT_CHECK(g.size() == inputs.size(), text::demangle(name), "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
+    return Tensors(std::span<const Tensor>(g));
+  }
+  void release() override {
+    Node::release();
+    context_->clear();
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+  detail::FunctionBackward backward_;
+  std::shared_ptr<const void> autocast_;  // the region's state at the call, when backward is to run in it
+};
+
+}  // namespace
+
+void Context::check() const {
+  for (auto& [t, version] : watched_)
+    HT_CHECK(t.version() == version, "Context::saved: a tensor ", t.meta(), " has been written since forward (version ", version, ", now ", t.version(), ")");
+}
+void Context::fail(bool has_value) {
+  throw Error(has_value ? "Context::saved: the types asked for are not those given to save"
+                        : "Context::saved: nothing is saved, or the graph was freed by an earlier backward; pass {.retain_graph = true} to that one");
+}
+
+namespace detail {
+
+FunctionRegion::FunctionRegion(FunctionCast cast)
+    : scope_(static_cast<uint8_t>(thread_state().layers & ~(1 << static_cast<int>(Layer::autograd)) & (cast == FunctionCast::f32 ? ~autocast_bit : ~0))) {}
+FunctionRegion::~FunctionRegion() {}
+
+Tensor function_argument(const Tensor& x, FunctionCast cast) {
+  bool narrow = x.defined() && is_floating(x.dtype()) && x.dtype() != DType::f64;
+  if (cast != FunctionCast::f32 || !narrow || !thread_state().on(Layer::autocast)) return x;
+  LayerScope off(Layer::autocast, false);
+  return x.to(DType::f32);
+}
+
+void attach_function(std::span<Tensor> y, const std::vector<Tensor>& x, std::shared_ptr<Context> ctx, FunctionBackward backward, FunctionCast cast,
+                     const char* name) {
+  bool any = false;
+  for (auto& t : x) any |= t.requires_grad();
+  for (auto& t : y) t = t.detach();  // also where forward returned an argument, or saved what it returns
+  if (!any || !recording()) return;
+  auto node = std::make_shared<FunctionNode>(x, y, std::move(ctx), backward, cast, name);
+  for (size_t i = 0; i < y.size(); ++i)
+    if (y[i].defined() && is_floating(y[i].dtype())) attach(y[i], node, static_cast<uint32_t>(i));
+}
+
+}  // namespace detail
+}  // namespace halftone

@@ -1,0 +1,117 @@
+#pragma once
+// The tape: nodes, and what hangs on tensors. Internal to autograd/.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "halftone/autograd/autograd.h"
+#include "halftone/core/capture.h"
+#include "halftone/core/op.h"
+
+namespace halftone {
+
+class Node;
+
+using TensorHook = std::function<Tensor(const Tensor&)>;
+template <class F> struct Numbered { uint64_t id; F f; };
+
+// The gradient slot of a leaf: a buffer that stays, and whether it holds anything.
+struct Leaf {
+  std::mutex lock;  // concurrent backward runs may meet in a leaf
+  Tensor buffer;
+  bool empty = true;
+  uint64_t stamp = 0;
+  const void* claimed_by = nullptr;  // the run that is writing the buffer from a kernel
+  std::vector<Numbered<TensorHook>> hooks;
+  std::vector<Numbered<std::function<void(const Tensor&)>>> post_accumulate;
+
+  // While a step is captured: what the slot was when the step first looked, and what the step leaves.
+  struct Final { bool empty; uint64_t stamp; };
+  CaptureLog* log = nullptr;
+  std::shared_ptr<Final> final_state;
+};
+
+// On every tensor that requires a gradient: its place in the graph, or its slot. A leaf gets its slot when it begins to
+// require a gradient, before several threads can meet there.
+struct AutogradMeta {
+  std::shared_ptr<Node> node;  // null: a leaf
+  uint32_t output = 0;
+  std::unique_ptr<Leaf> slot;
+  Leaf& leaf() {
+    if (!slot) slot = std::make_unique<Leaf>();
+    return *slot;
+  }
+};
+
+// Where an input's gradient goes.
+struct Edge {
+  std::shared_ptr<Node> node;
+  uint32_t output = 0;
+  std::shared_ptr<Body> leaf;
+  explicit operator bool() const { return node || leaf; }
+};
+Edge edge_of(const Tensor& t);
+AutogradMeta& meta_of(const Tensor& t);  // makes it when absent
+
+class Node : public std::enable_shared_from_this<Node> {
+ public:
+  struct Input {
+    Edge edge;
+    Meta meta;
+    Tensor saved;
+    uint64_t version = 0;
+  };
+  struct Output {
+    Meta meta;
+    Tensor saved;  // without history
+    uint64_t version = 0;
+  };
+
+  explicit Node(const char* name);
+  virtual ~Node();
+  // One gradient per input, undefined where there is none.
+  virtual Tensors backward(class Step& step) = 0;
+  // Drops what was saved; the node cannot run again.
+  virtual void release();
+
+  const char* name;
+  uint64_t sequence;  // later nodes have larger ones: descending is a topological order
+  bool released = false;
+  int cuda_device;
+  void* stream;
+  SmallVector<Input, 3> inputs;
+  SmallVector<Output, 2> outputs;
+  std::vector<Numbered<std::pair<uint32_t, TensorHook>>> hooks;
+};
+
+class OpNode final : public Node {
+ public:
+  OpNode(const Call& call, std::span<const Tensor> out);
+  Tensors backward(Step& step) override;
+  const OpDef& op;
+  Attrs attrs;
+};
+
+// One node's turn in a run: what the engine offers it.
+class Step {
+ public:
+  Step(Node& n, Tensors g, bool graph) : node(n), grads(std::move(g)), create_graph(graph) {}
+  Node& node;
+  Tensors grads;
+  bool create_graph;
+  SmallVector<bool, 4> needs;
+  SmallVector<std::shared_ptr<Node>, 4> absorbed;  // producers whose backward this node answers for
+  // Asks the engine; filled by it.
+  std::function<bool(Step&, size_t i)> may_absorb;
+  std::function<Tensor(Step&, size_t i)> destination;
+};
+
+// Throws when a saved tensor has been written since.
+void check_version(const Node& n, const char* what, size_t i, const Tensor& saved, uint64_t version);
+Tensor reattach(Node& n, size_t output, const Tensor& saved);
+void attach(const Tensor& t, std::shared_ptr<Node> n, uint32_t output);
+uint64_t next_hook_id();
+
+}  // namespace halftone

@@ -1,0 +1,175 @@
+// The recording layer: dispatch, then hang one node on the outputs if an input requires a gradient.
+#include <algorithm>
+
+#include "halftone/autograd/node.h"
+#include "halftone/ops/copy.h"
+
+namespace halftone {
+namespace {
+
+std::atomic<uint64_t> sequences{1}, hook_ids{1};
+
+// Destroying a node may free the last handle to the node before it, and so on along a graph of any depth: what a node
+// held is queued and destroyed in a loop.
+struct Graveyard {
+  std::vector<SmallVector<Node::Input, 3>> waiting;
+  bool busy = false;
+};
+thread_local Graveyard graveyard;
+
+void bury(SmallVector<Node::Input, 3> inputs) {
+  graveyard.waiting.push_back(std::move(inputs));
+  if (graveyard.busy) return;
+  graveyard.busy = true;
+  while (!graveyard.waiting.empty()) {
+    auto next = std::move(graveyard.waiting.back());
+    graveyard.waiting.pop_back();
+  }
+  graveyard.busy = false;
+}
+
+// What a rule of an operator sees.
+class OpRule final : public Rule {
+ public:
+  OpRule(OpNode& n, Step& s) : Rule(n.attrs), node_(n), step_(s) {
+    for (size_t i = 0; i < n.outputs.size(); ++i) {
+      auto& o = n.outputs[i];
+      if (o.saved.defined()) out_.push_back(step_.create_graph ? reattach(n, i, o.saved) : o.saved);
+      else out_.push_back({});
+    }
+  }
+  const Tensor& in(size_t i) const override {
+    auto& x = node_.inputs[i];
+    HT_CHECK(node_.op.saves.in >> std::min<size_t>(i, 31) & 1u, node_.name, ": its backward rule reads input ", i, ", which it does not save");
+    if (x.saved.defined()) check_version(node_, "input", i, x.saved, x.version);
+    return x.saved;
+  }
+  const Tensor& out(size_t i) const override {
+    HT_CHECK(node_.op.saves.out >> i & 1u, node_.name, ": its backward rule reads output ", i, ", which it does not save");
+    check_version(node_, "output", i, node_.outputs[i].saved, node_.outputs[i].version);
+    return out_[i];
+  }
+  const Tensor& grad(size_t i) const override {
+    static const Tensor none;
+    return i < step_.grads.size() ? step_.grads[i] : none;
+  }
+  const Meta& in_meta(size_t i) const override { return node_.inputs[i].meta; }
+  bool needs(size_t i) const override { return step_.needs[i]; }
+  size_t size() const override { return node_.inputs.size(); }
+  const Producer* absorbed(size_t i) const override { return producers_[i].op ? &producers_[i] : nullptr; }
+  Tensor destination(size_t i) const override { return step_.destination(step_, i); }
+
+  // Lets the operator answer for producers of its inputs.
+  void absorb() {
+    producers_.resize(node_.inputs.size());
+    step_.absorbed.resize(node_.inputs.size());
+    if (!node_.op.absorb) return;
+    for (size_t i = 0; i < node_.inputs.size(); ++i) {
+      if (!step_.needs[i] || !step_.may_absorb(step_, i)) continue;
+      auto& p = static_cast<OpNode&>(*node_.inputs[i].edge.node);
+      Producer producer{&p.op, p.attrs, p.inputs[0].meta};
+      if (!node_.op.absorb(*this, i, producer)) continue;
+      producers_[i] = producer;
+      step_.absorbed[i] = node_.inputs[i].edge.node;
+    }
+  }
+
+ private:
+  OpNode& node_;
+  Step& step_;
+  SmallVector<Tensor, 2> out_;
+  SmallVector<Producer, 3> producers_;
+};
+
+}  // namespace
+
+uint64_t next_hook_id() { return hook_ids++; }
+
+Node::Node(const char* n) : name(n), sequence(sequences++), cuda_device(thread_state().cuda_device), stream(thread_state().stream) {}
+Node::~Node() { bury(std::move(inputs)); }
+void Node::release() {
+  released = true;
+  for (auto& i : inputs) i.saved = {};
+  for (auto& o : outputs) o.saved = {};
+}
+
+Edge edge_of(const Tensor& t) {
+  if (!t.requires_grad()) return {};
+  AutogradMeta& m = meta_of(t);
+  if (m.node) return {m.node, m.output, nullptr};
+  return {nullptr, 0, t.body()};
+}
+
+AutogradMeta& meta_of(const Tensor& t) {
+  auto& slot = t.body()->autograd;
+  if (!slot) slot = std::make_shared<AutogradMeta>();
+  return *slot;
+}
+
+void attach(const Tensor& t, std::shared_ptr<Node> n, uint32_t output) {
+  t.body()->requires_grad = true;
+  AutogradMeta& m = meta_of(t);
+  m.node = std::move(n);
+  m.output = output;
+}
+
+Tensor reattach(Node& n, size_t output, const Tensor& saved) {
+  Tensor t = saved.detach();
+  attach(t, n.shared_from_this(), static_cast<uint32_t>(output));
+  return t;
+}
+
+void check_version(const Node& n, const char* what, size_t i, const Tensor& saved, uint64_t version) {
+  HT_CHECK(saved.version() == version, n.name, ": ", what, " ", i, " ", saved.meta(), " was saved for backward and has been written since (version ", version,
+           ", now ", saved.version(), "); write to a clone() of it, or before the forward");
+}
+
+OpNode::OpNode(const Call& call, std::span<const Tensor> out) : Node(call.op->name), op(*call.op), attrs(call.attrs) {
+  inputs.reserve(call.in.size());
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    const Tensor& t = call.in[i];
+    Input& x = inputs.emplace_back();
+    if (!t.defined()) continue;
+    x.edge = edge_of(t);
+    x.meta = t.meta();
+    if (!(op.saves.in >> std::min<size_t>(i, 31) & 1u)) continue;
+    x.saved = t;
+    x.version = t.version();
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    Output& y = outputs.emplace_back();
+    y.meta = out[i].meta();
+    if (!(op.saves.out >> i & 1u)) continue;
+    y.saved = out[i].detach();
+    y.version = out[i].version();
+  }
+}
+
+Tensors OpNode::backward(Step& step) {
+  OpRule rule(*this, step);
+  bool fused = op.fused_backward && !step.create_graph;
+  step.absorbed.resize(inputs.size());
+  if (fused) rule.absorb();
+  return fused ? op.fused_backward(rule) : op.backward(rule);
+}
+
+Tensors autograd_layer(Call& c) {
+  bool record = false;
+  for (auto& t : c.in) record |= t.requires_grad();
+  if (!record) return dispatch(c);
+  if (c.op->writes)
+    for (size_t i = 0; i < c.in.size(); ++i)
+      HT_CHECK(!c.in[i].requires_grad() || !c.op->writes(c, i), c.op->name, ": writes in place to a tensor ",
+               c.in[i].is_leaf() ? "that requires a gradient; do it under NoGrad" : "that has a history; use the operator that returns a new tensor, or detach()");
+  if (!c.op->backward) return dispatch(c);
+
+  c.recording = true;
+  Tensors out = dispatch(c);
+  auto node = std::make_shared<OpNode>(c, std::span<const Tensor>(out));
+  out.resize(out.size() - static_cast<size_t>(c.op->aux));
+  for (size_t i = 0; i < out.size(); ++i)
+    if (is_floating(out[i].dtype())) attach(out[i], node, static_cast<uint32_t>(i));
+  return out;
+}
+
+}  // namespace halftone

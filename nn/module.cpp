@@ -1,0 +1,283 @@
+// Walks over trees of modules, and everything that is a loop over what a walk collects.
+#include "halftone/nn/module.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "halftone/core/thread_state.h"
+
+namespace halftone::nn {
+
+std::string type_name(const std::type_info& type) {
+  int status = 0;
+  char* name = abi::__cxa_demangle(type.name(), nullptr, nullptr, &status);
+  std::unique_ptr<char, decltype(&std::free)> text(name, &std::free);
+  return text ? text.get() : type.name();
+}
+
+// ---- the addresses of all live slots and modules
+
+namespace {
+
+struct Addresses {
+  std::mutex lock;
+  std::set<const char*> at;
+};
+Addresses& addresses() {
+  static auto* a = new Addresses;  // never destroyed: a model with static storage may outlive any static of ours
+  return *a;
+}
+
+}  // namespace
+
+void Alive::note() noexcept {
+  std::lock_guard guard(addresses().lock);
+  addresses().at.insert(reinterpret_cast<const char*>(this));
+}
+Alive::~Alive() {
+  std::lock_guard guard(addresses().lock);
+  addresses().at.erase(reinterpret_cast<const char*>(this));
+}
+
+// ---- walking
+
+std::string Fields::join(const std::string& path, const std::string& name) {
+  return path.empty() || name.empty() ? path + name : path + "." + name;
+}
+
+std::string Fields::next(std::string_view& names) {
+  size_t comma = names.find(',');
+  std::string_view name = names.substr(0, comma);
+  names = comma == names.npos ? std::string_view() : names.substr(comma + 1);
+  name.remove_prefix(std::min(name.find_first_not_of(' '), name.size()));
+  return join(now_.path, std::string(name));
+}
+
+void Fields::walk(const std::string& path, Module& m) {
+  if (auto* any = dynamic_cast<Any*>(&m)) {
+    if (any->held_) walk(path, *any->held_);
+    return;
+  }
+  modules.push_back({path, &m});
+  Object above = std::exchange(now_, Object{.path = path, .module = &m, .listed = {}});
+  m.ht_fields(*this);
+  check_complete();
+  now_ = std::move(above);
+}
+
+void Fields::add(const std::string& path, Tensor& t, Role role) {
+  if (t.defined()) tensors.push_back({path, &t, role, now_.module});
+}
+
+void Fields::enter(const std::type_info& type, const void* at, size_t size) {
+  now_.type = &type;
+  now_.extent = {static_cast<const char*>(at), size};
+}
+
+void Fields::cover(const std::string& path, const void* at, size_t size) {
+  auto* begin = static_cast<const char*>(at);
+  auto& [first, all] = now_.extent;
+  HT_CHECK(begin >= first && begin + size <= first + all, "HT_FIELDS: ", path,
+           " lies outside its module (a reference?); hold it by value");
+  now_.listed.push_back({begin, size});
+}
+
+void Fields::check_complete() const {
+  const std::type_info& type = typeid(*now_.module);
+  HT_CHECK(now_.type && *now_.type == type, type_name(type),
+           " does not name its own fields; write HT_FIELDS_AFTER(", now_.type ? type_name(*now_.type) : "its parent",
+           ", ...) in it");
+  auto* self = reinterpret_cast<const char*>(static_cast<const Alive*>(now_.module));
+  auto listed = [&](const char* at) {
+    return std::any_of(now_.listed.begin(), now_.listed.end(),
+                       [&](const Extent& e) { return e.begin <= at && at < e.begin + e.size; });
+  };
+  std::lock_guard guard(addresses().lock);
+  auto& all = addresses().at;
+  const char *begin = now_.extent.begin, *end = begin + now_.extent.size;
+  for (auto at = all.lower_bound(begin); at != all.end() && *at < end; ++at)
+    HT_CHECK(*at == self || listed(*at), type_name(type), ": a module or parameter at byte ", *at - begin,
+             " is missing from HT_FIELDS", now_.path.empty() ? "" : " (in " + now_.path + ")");
+}
+
+// ---- modules
+
+Module::Module(const Module& o) : Alive(o), training_(o.training_) {
+  HT_CHECK(Copying::allowed(), "a ", type_name(typeid(o)),
+           " was copied by accident; pass modules by reference, std::move them, or call clone()"
+           " (a class with its own destructor moves only after Class(Class&&) = default)");
+}
+
+Tensor Module::forward(const Tensor&) { throw Error(type_name(typeid(*this)) + " has no forward(const Tensor&)"); }
+
+namespace {
+
+// The body takes over the converted value; so does the body of its gradient, which keeps its place in the slot.
+template <class To> void convert(const Tensor& t, To to) {
+  NoGrad off;
+  if (t.grad().defined() && t.grad().requires_grad()) t.zero_grad();  // it is part of a graph that is over now
+  for (const Tensor& x : {t, t.grad()})
+    if (x.defined()) x.set_(x.detach().to(to));
+}
+
+using Named = std::vector<std::pair<std::string, Tensor>>;
+Named named(const Module& m, Role role) {
+  Named all;
+  std::set<const Body*> seen;
+  for (auto& f : Fields(m).tensors)
+    if (f.role == role && seen.insert(f.tensor->body().get()).second) all.emplace_back(std::move(f.name), *f.tensor);
+  return all;
+}
+std::vector<Tensor> unnamed(Named all) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(all.size());
+  for (auto& entry : all) tensors.push_back(std::move(entry.second));
+  return tensors;
+}
+
+}  // namespace
+
+Module& Module::to(Device device) {
+  for (auto& f : Fields(*this).tensors)
+    if (f.tensor->device() != device) convert(*f.tensor, device);
+  return *this;
+}
+Module& Module::to(DType dtype) {
+  HT_CHECK(is_floating(dtype), "Module::to: expected a floating dtype, got ", dtype);
+  for (auto& f : Fields(*this).tensors)
+    if (is_floating(f.tensor->dtype()) && f.tensor->dtype() != dtype) convert(*f.tensor, dtype);
+  return *this;
+}
+
+Module& Module::train(bool on) {
+  for (auto& [name, m] : Fields(*this).modules) m->training_ = on;
+  return *this;
+}
+Module& Module::requires_grad_(bool on) {
+  for (auto& p : parameters()) p.requires_grad_(on);
+  return *this;
+}
+void Module::zero_grad() {
+  for (auto& p : parameters()) p.zero_grad();
+}
+Module& Module::apply(const std::function<void(Module&)>& f) {
+  for (auto& [name, m] : Fields(*this).modules) f(*m);
+  return *this;
+}
+
+Named Module::named_parameters() const { return named(*this, Role::parameter); }
+Named Module::named_buffers() const { return named(*this, Role::buffer); }
+std::vector<Tensor> Module::parameters() const { return unnamed(named_parameters()); }
+std::vector<Tensor> Module::buffers() const { return unnamed(named_buffers()); }
+
+std::vector<Module*> Module::modules() {
+  std::vector<Module*> all;
+  for (auto& [name, m] : Fields(*this).modules) all.push_back(m);
+  return all;
+}
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> all;
+  for (auto& [name, m] : Fields(*this).modules) all.emplace_back(std::move(name), m);
+  return all;
+}
+
+// ---- state
+
+StateDict Module::state_dict() const {
+  StateDict state;
+  for (auto& f : Fields(*this).tensors) state.add(std::move(f.name), f.tensor->detach());
+  return state;
+}
+
+namespace {
+
+// "2 missing: fc.weight, fc.bias", or nothing.
+std::string count(const std::vector<std::string>& names, std::string_view what) {
+  if (names.empty()) return "";
+  std::string text = text::cat("\n  ", names.size(), " ", what, ": ");
+  for (size_t i = 0; i < names.size(); ++i) text += (i ? ", " : "") + names[i];
+  return text;
+}
+
+}  // namespace
+
+void Module::load_state_dict(const StateDict& state, LoadOptions o) {
+  Fields fields(*this);
+  std::map<std::string_view, const Tensor*> given;
+  for (auto& [name, t] : state)
+    if (t.defined()) given[name] = &t;
+
+  std::set<std::string_view> known;
+  std::set<const Body*> found;
+  for (auto& f : fields.tensors) {
+    known.insert(f.name);
+    if (given.contains(f.name)) found.insert(f.tensor->body().get());
+  }
+  std::vector<std::string> missing, unexpected, misshaped;
+  for (auto& f : fields.tensors) {
+    if (auto at = given.find(f.name); at == given.end()) {
+      if (!found.contains(f.tensor->body().get())) missing.push_back(f.name);
+    } else if (at->second->shape() != f.tensor->shape()) {
+      misshaped.push_back(text::cat(f.name, " ", f.tensor->shape(), " given as ", at->second->shape()));
+    }
+  }
+  for (auto& [name, t] : given)
+    if (!known.contains(name)) unexpected.emplace_back(name);
+  if (!o.strict) missing.clear(), unexpected.clear();
+  bool names_fit = missing.empty() && unexpected.empty();
+  HT_CHECK(names_fit && misshaped.empty(), "load_state_dict: the state does not fit ", type_name(typeid(*this)),
+           ", nothing was loaded", count(missing, "missing"), count(unexpected, "unexpected"),
+           count(misshaped, "of another shape"),
+           names_fit ? "" : "\n  {.strict = false} leaves out missing and unexpected names");
+
+  NoGrad off;
+  for (auto& f : fields.tensors)
+    if (auto at = given.find(f.name); at != given.end()) f.tensor->copy_(*at->second);
+}
+
+// ---- copying
+
+namespace {
+thread_local int copying = 0;
+}
+Copying::Copying() { ++copying; }
+Copying::~Copying() { --copying; }
+bool Copying::allowed() { return copying > 0; }
+
+void Copying::separate(Module& copy) {
+  NoGrad off;
+  std::map<const Body*, Tensor> fresh;
+  for (auto& f : Fields(copy).tensors) {
+    Tensor& t = *f.tensor;
+    Tensor& own = fresh[t.body().get()];
+    if (!own.defined()) {
+      own = t.detach().clone();
+      own.requires_grad_(t.requires_grad());
+    }
+    --t.body()->owners;  // the slot is rebound as a Tensor, so its count is kept here
+    t = own;
+    ++own.body()->owners;
+    own.body()->was_owned = true;
+  }
+}
+
+void refuse_clone(const Module& m, const std::type_info& as) {
+  throw Error(text::cat("clone: ", type_name(typeid(m)), " would be cut down to ", type_name(as),
+                        "; write HT_FIELDS_AFTER(", type_name(as), ", ...) in it"));
+}
+
+Module& Any::get() const {
+  HT_CHECK(held_, "nn::Any: its module was moved away");
+  return *held_;
+}
+void Any::refuse_as(const std::type_info& wanted) const {
+  Module& held = get();
+  throw Error(text::cat("nn::Any: holds a ", type_name(typeid(held)), ", not a ", type_name(wanted)));
+}
+
+}  // namespace halftone::nn

@@ -1,0 +1,4 @@
+#pragma once
+// Every optimizer.
+#include "halftone/optim/adam.h"
+#include "halftone/optim/sgd.h"

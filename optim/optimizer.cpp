@@ -1,0 +1,202 @@
+// Steps of any optimizer: which parameters take part, with which counts, states and shadow copies.
+#include "halftone/optim/optimizer.h"
+
+#include <algorithm>
+
+#include "halftone/autograd/autograd.h"
+#include "halftone/core/shadow.h"
+#include "halftone/ops/binary.h"
+#include "halftone/ops/copy.h"
+#include "halftone/ops/update.h"
+
+namespace halftone::optim {
+namespace {
+
+DType state_dtype(const Tensor& p) { return p.dtype() == DType::f64 ? DType::f64 : DType::f32; }
+
+// The parameter's 16-bit copy that the update should rewrite: the one in use.
+Shadows::Shadow* live_shadow(const Tensor& p) {
+  if (!p.storage()->has_shadows()) return nullptr;
+  Shadows::Shadow* found = nullptr;
+  for (auto& s : p.storage()->shadows().all())
+    if (!found || s.version > found->version) found = &s;
+  return found;
+}
+
+void follow(Tensor& state, const Tensor& like) {
+  if (state.device() != like.device()) state = state.to(like.device());
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const char* name, std::vector<const char*> states) : class_name_(name), state_names_(std::move(states)) {}
+
+void Optimizer::add_group(std::vector<Tensor> params, double lr) {
+  HT_CHECK(!params.empty(), class_name_, ": there are no parameters to optimize; is HT_FIELDS complete?");
+  std::vector<Tensor> known = parameters();
+  for (size_t i = 0; i < params.size(); ++i) {
+    HT_CHECK(params[i].defined() && params[i].is_leaf() && params[i].requires_grad(), class_name_, ": parameter ", i, " is not a leaf that requires a gradient");
+    for (auto& k : known) HT_CHECK(k.body() != params[i].body(), class_name_, ": parameter ", i, " ", params[i].meta(), " is given twice");
+    known.push_back(params[i]);
+  }
+  ParameterGroup& g = groups_.emplace_back();
+  g.lr = full({}, lr, {.dtype = DType::f64, .device = params[0].device()});
+  g.states.assign(state_names_.size(), std::vector<Tensor>(params.size()));
+  g.params = std::move(params);
+}
+
+std::vector<Tensor> Optimizer::parameters() const {
+  std::vector<Tensor> all;
+  for (auto& g : groups_) all.insert(all.end(), g.params.begin(), g.params.end());
+  return all;
+}
+
+void Optimizer::zero_grad() {
+  for (auto& g : groups_) for (auto& p : g.params) p.zero_grad();
+}
+
+void Optimizer::set_lr(double lr, size_t group) {
+  NoGrad off;
+  groups_.at(group).lr.fill_(lr);
+}
+
+void Optimizer::step(const StepControls& controls) {
+  NoGrad off;
+  LayerScope plain(Layer::autocast, false);
+  for (size_t g = 0; g < groups_.size(); ++g) step_group(g, controls);
+}
+
+void Optimizer::step_group(size_t g, const StepControls& controls) {
+  ParameterGroup& group = groups_[g];
+  for (size_t i = 0; i < group.params.size(); ++i) {
+    auto& body = *group.params[i].body();
+    HT_CHECK(!body.was_owned || body.owners > 0, class_name_, ": parameter ", i, " ", body.meta,
+             " belongs to no module any more; it was replaced after this optimizer was made");
+  }
+  follow(group.lr, group.params[0]);
+  group.cohorts = regroup(group);
+  for (auto& c : group.cohorts)
+    if (group.params[c.members[0]].grad().defined()) step_cohort(g, c, controls);
+}
+
+// Cohorts whose members all have a gradient now, or all have none. Newcomers start one together, at 0 steps.
+std::vector<Optimizer::Cohort> Optimizer::regroup(ParameterGroup& group) {
+  std::vector<Cohort> result;
+  std::vector<bool> known(group.params.size());
+  auto has_grad = [&](size_t i) { return group.params[i].grad().defined(); };
+  for (auto& c : group.cohorts) {
+    for (size_t i : c.members) known[i] = true;
+    auto split = std::stable_partition(c.members.begin(), c.members.end(), has_grad);
+    bool both = split != c.members.begin() && split != c.members.end();
+    std::vector<size_t> without(split, c.members.end());
+    if (both) {
+      c.members.erase(split, c.members.end());
+      result.push_back({c.steps.clone(), std::move(without)});
+    }
+    result.push_back(std::move(c));
+  }
+  Cohort fresh;
+  for (size_t i = 0; i < known.size(); ++i) if (!known[i] && has_grad(i)) fresh.members.push_back(i);
+  if (!fresh.members.empty()) {
+    fresh.steps = zeros({}, {.dtype = DType::i64, .device = group.params[fresh.members[0]].device()});
+    result.push_back(std::move(fresh));
+  }
+  return result;
+}
+
+void Optimizer::step_cohort(size_t g, Cohort& cohort, const StepControls& controls) {
+  ParameterGroup& group = groups_[g];
+  auto n = cohort.members.size();
+  size_t kinds = state_names_.size();
+  follow(cohort.steps, group.params[cohort.members[0]]);
+  Tensors in{group.lr, cohort.steps, controls.grad_scale, controls.found_inf};
+  in.resize(update::lists_at + n * (3 + kinds));
+  auto slot = [&](size_t list, size_t k) -> Tensor& { return in[update::lists_at + list * n + k]; };
+  std::vector<Shadows::Shadow*> shadows(n);
+  for (size_t k = 0; k < n; ++k) {
+    size_t i = cohort.members[k];
+    const Tensor& p = group.params[i];
+    slot(0, k) = p.detach();
+    slot(1, k) = p.grad();
+    for (size_t s = 0; s < kinds; ++s) {
+      if (!uses_state(g, s)) continue;
+      Tensor& state = group.states[s][i];
+      if (!state.defined()) state = zeros(p.shape(), {.dtype = state_dtype(p), .device = p.device()});
+      follow(state, p);
+      slot(2 + s, k) = state;
+    }
+    shadows[k] = live_shadow(p);
+    if (shadows[k]) slot(2 + kinds, k) = shadows[k]->copy;
+  }
+  call_all(op(), std::move(in), attrs(g, static_cast<int>(n)));
+  for (size_t k = 0; k < n; ++k)
+    if (shadows[k]) shadows[k]->version = group.params[cohort.members[k]].version();
+}
+
+StateDict Optimizer::state_dict() const {
+  StateDict s;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto& group = groups_[g];
+    std::string at = std::to_string(g);
+    s.add(at + ".lr", group.lr);
+    for (auto& c : group.cohorts)
+      for (size_t i : c.members) s.add(text::cat(at, ".", i, ".steps"), c.steps);
+    for (size_t k = 0; k < state_names_.size(); ++k)
+      for (size_t i = 0; i < group.params.size(); ++i)
+        if (group.states[k][i].defined()) s.add(text::cat(at, ".", i, ".", state_names_[k]), group.states[k][i]);
+  }
+  return s;
+}
+
+void Optimizer::load_state_dict(const StateDict& state) {
+  NoGrad off;
+  // Check everything first: a state that does not fit changes nothing.
+  for (auto& [name, t] : state)
+    HT_CHECK(t.defined(), class_name_, ": state '", name, "' is undefined");
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto& group = groups_[g];
+    state.at(text::cat(g, ".lr"));
+    for (const char* kind : state_names_)
+      for (size_t i = 0; i < group.params.size(); ++i) {
+        const Tensor* t = state.find(text::cat(g, ".", i, ".", kind));
+        HT_CHECK(!t || t->shape() == group.params[i].shape(), class_name_, ": state '", g, ".", i, ".", kind, "' is ", t ? t->meta() : Meta(),
+                 ", the parameter is ", group.params[i].meta());
+      }
+  }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto& group = groups_[g];
+    group.lr.copy_(state.at(text::cat(g, ".lr")));
+    std::vector<std::pair<int64_t, Cohort>> by_steps;
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const Tensor& p = group.params[i];
+      for (size_t k = 0; k < state_names_.size(); ++k)
+        if (const Tensor* t = state.find(text::cat(g, ".", i, ".", state_names_[k])))
+          group.states[k][i] = t->to({.dtype = state_dtype(p), .device = p.device()}).clone();
+      const Tensor* steps = state.find(text::cat(g, ".", i, ".steps"));
+      if (!steps) continue;
+      int64_t count = steps->item<int64_t>();
+      auto it = std::find_if(by_steps.begin(), by_steps.end(), [count](auto& c) { return c.first == count; });
+      if (it == by_steps.end()) it = by_steps.insert(it, {count, Cohort{full({}, count, {.dtype = DType::i64, .device = p.device()}), {}}});
+      it->second.members.push_back(i);
+    }
+    group.cohorts.clear();
+    for (auto& [count, c] : by_steps) group.cohorts.push_back(std::move(c));
+  }
+}
+
+Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
+  NoGrad off;
+  HT_CHECK(max_norm >= 0, "clip_grad_norm_: expected max_norm of 0 or more, got ", max_norm);
+  std::vector<Tensor> grads;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Tensor g = parameters[i].grad();
+    if (!g.defined()) continue;
+    HT_CHECK(grad_stamp(parameters[i]) == 0, "clip_grad_norm_: the gradient of parameter ", i, " is scaled by a GradScaler; call unscale_ first");
+    grads.push_back(g);
+  }
+  Tensor norm = total_norm(grads);
+  scale_all_(grads, minimum(max_norm / (norm + 1e-6), 1));
+  return norm;
+}
+
+}  // namespace halftone::optim

@@ -1,0 +1,86 @@
+#pragma once
+// Optimizers. Every number that a step depends on or changes lives on the device: learning rate, count of real steps, states.
+// A step asks the host nothing; with found_inf set it changes nothing. Parameters without a gradient are left out, and their
+// count of steps with them.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halftone/core/op.h"
+#include "halftone/core/state_dict.h"
+
+namespace halftone::optim {
+
+// What a scaler hands to a step; undefined tensors stand for 1 and for "no".
+struct StepControls {
+  Tensor grad_scale;  // f32 []: gradients are multiplied by it
+  Tensor found_inf;   // f32 []: not 0 skips the step
+};
+
+// Parameters with options of their own.
+template <class Options> struct Group {
+  std::vector<Tensor> params;
+  Options options = {};
+};
+
+class HT_API Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(Optimizer&&) noexcept = default;
+  Optimizer(const Optimizer&) = delete;
+
+  void zero_grad();
+  void step() { step(StepControls{}); }
+  void step(const StepControls& controls);
+
+  std::vector<Tensor> parameters() const;  // of all groups, in order
+  size_t groups() const { return groups_.size(); }
+  // The learning rate of a group, written to the device without a wait; reading it waits.
+  void set_lr(double lr, size_t group);
+  void set_lr(double lr) { for (size_t i = 0; i < groups(); ++i) set_lr(lr, i); }
+  double lr(size_t group = 0) const { return groups_.at(group).lr.item(); }
+  const Tensor& lr_tensor(size_t group = 0) const { return groups_.at(group).lr; }
+
+  const void* id() const { return id_.get(); }  // stays the same when the optimizer is moved
+  virtual const char* name() const = 0;
+  // "0.weight-state" per parameter, counts of steps and learning rates; aliases live tensors.
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ protected:
+  // Parameters that began together: they share a count of real steps.
+  struct Cohort {
+    Tensor steps;  // i64 []
+    std::vector<size_t> members;
+  };
+  struct ParameterGroup {
+    std::vector<Tensor> params;
+    Tensor lr;                                 // f64 []
+    std::vector<std::vector<Tensor>> states;   // one list per kind of state, undefined until the first step
+    std::vector<Cohort> cohorts;
+  };
+  // `states`: the names of the buffers that each parameter has, of its shape, in f32 (f64 for f64).
+  Optimizer(const char* name, std::vector<const char*> states);
+  void add_group(std::vector<Tensor> params, double lr);
+  // The operator, and its attributes for `n` parameters of a group.
+  virtual const OpDef& op() const = 0;
+  virtual Attrs attrs(size_t group, int n) const = 0;
+  // Whether the group's parameters carry state number k.
+  virtual bool uses_state(size_t, size_t) const { return true; }
+
+ private:
+  void step_group(size_t g, const StepControls& controls);
+  void step_cohort(size_t g, Cohort& cohort, const StepControls& controls);
+  std::vector<Cohort> regroup(ParameterGroup& group);
+
+  std::unique_ptr<int> id_ = std::make_unique<int>(0);
+  const char* class_name_;
+  std::vector<const char*> state_names_;
+  std::vector<ParameterGroup> groups_;
+};
+
+// The 2-norm of all gradients together (0-d, on their device), after which they are scaled so that it is at most max_norm:
+// g *= min(1, max_norm / (norm + 1e-6)). Refuses gradients that a GradScaler has scaled: unscale_ them first.
+HT_API Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm);
+
+}  // namespace halftone::optim
