@@ -2,6 +2,8 @@
 // usable GPU keeps empty slots and a reason; nothing in the library touches CUDA before this.
 #include "halftone/cuda/all.h"
 
+#include <initializer_list>
+
 #include "halftone/cuda/backend.h"
 
 namespace halftone {

@@ -11,18 +11,18 @@
 namespace halftone::cuda {
 
 // Throws Error("cuda: <what>: <the error's text>") unless `status` is success. Clears the runtime's last error, too.
-void check(cudaError_t status, const char* what);
+HT_API void check(cudaError_t status, const char* what);
 
 // This thread's device, and its stream there: the one that thread_state() names, else the device's own.
-int device();
-cudaStream_t stream();
-int device_count();
+HT_API int device();
+HT_API cudaStream_t stream();
+HT_API int device_count();
 // Of this thread's device.
-int sm_count();
+HT_API int sm_count();
 
 // Makes a device this thread's for the guard's lifetime; free when it is already. On another device the stream is that
-// device's own.
-class DeviceGuard {
+// device's own. The CUDA runtime's current device is right inside guards only: outside it is whatever was used last.
+class HT_API DeviceGuard {
  public:
   [[nodiscard]] explicit DeviceGuard(int index);
   ~DeviceGuard();
@@ -31,12 +31,12 @@ class DeviceGuard {
  private:
   int saved_device_;
   void* saved_stream_;
-  int runtime_device_;  // what the CUDA runtime had, when that had to change; else -1
+  int outer_;  // the enclosing guard's device, -1 without one
 };
 
 // Memory for the length of one kernel's host function, ordered on the stream: the next user of the block runs after
 // what has been queued here. 256-byte aligned; uninitialised; null for 0 bytes.
-class Scratch {
+class HT_API Scratch {
  public:
   explicit Scratch(size_t bytes);
   ~Scratch();
@@ -45,7 +45,6 @@ class Scratch {
 
  private:
   void* data_ = nullptr;
-  size_t bytes_;
   int device_;
 };
 
@@ -59,11 +58,12 @@ inline constexpr int64_t max_blocks = 2147483647;
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // launch() without its types: `arguments` points to one pointer for each parameter of the kernel.
-void launch_untyped(const char* name, const void* kernel, const Grid& grid, void** arguments);
+HT_API void launch_untyped(const char* name, const void* kernel, const Grid& grid, void** arguments);
 
 // Queues a kernel on stream(). No blocks: nothing happens. Errors name the kernel.
 //   launch("softmax", softmax_rows<float>, {.blocks = rows, .threads = 256, .shared = bytes}, x, y, n);
-template <class... P, class... A> void launch(const char* name, void (*kernel)(P...), const Grid& grid, A&&... arguments) {
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), const Grid& grid, A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
   std::tuple<std::remove_cv_t<P>...> values(std::forward<A>(arguments)...);
   std::apply(
@@ -82,7 +82,7 @@ void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads,
 // device of its tensors current. Always fill slots with fill<kernel>(op), never with set_kernel:
 //   void run_softmax(const Call& call, std::span<Tensor> out);
 //   void fill_cuda_softmax() { fill<run_softmax>(op::softmax); }
-int device_of(const Call& call, std::span<Tensor> out);
+HT_API int device_of(const Call& call, std::span<Tensor> out);
 template <Kernel kernel> void entry(const Call& call, std::span<Tensor> out) {
   DeviceGuard guard(device_of(call, out));
   kernel(call, out);
@@ -95,7 +95,7 @@ template <Kernel kernel> void fill(OpDef& op) { set_kernel(op, DeviceType::cuda,
 struct Fault { int who; int64_t value, position, limit; };  // who: 0 while nothing happened
 struct FaultSite { Fault* fault; int who; };
 // For one kind of index: fault_site("cross_entropy: target"). `who` must live for ever; cheap enough for every call.
-FaultSite fault_site(const char* who);
+HT_API FaultSite fault_site(const char* who);
 // Throws what kernels of a device noted, once. Never waits.
 void throw_faults(int device);
 
