@@ -356,15 +356,22 @@ void run_total_norm(const Call& c, std::span<Tensor> out) {
 
 // ---- the gradient scaler
 
-struct Flags {
+struct Outcomes {
   static constexpr int capacity = 64;
-  const float* found_inf[capacity];
+  float* found_inf[capacity];
   int n;
+  int64_t* slots;
+  int64_t count;
 };
-__global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* streak, int64_t* skipped, const Flags flags,
+__global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* streak, int64_t* skipped, const Outcomes outcomes,
                                      const update::ScalerAttrs attrs) {
   bool overflow = false;
-  for (int i = 0; i < flags.n; ++i) overflow |= *flags.found_inf[i] != 0;
+  for (int i = 0; i < outcomes.n; ++i) {
+    const bool bad = *outcomes.found_inf[i] != 0;
+    outcomes.slots[(attrs.first_slot + i) % outcomes.count] = bad ? 2 : 1;
+    overflow |= bad;
+    *outcomes.found_inf[i] = 0;
+  }
   const auto s = update::next_scale({*scale, *inverse, *streak, *skipped}, overflow, attrs);
   *scale = s.scale;
   *inverse = s.inverse;
@@ -372,13 +379,16 @@ __global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* stre
   *skipped = s.skipped;
 }
 void run_scaler_update(const Call& c, std::span<Tensor>) {
-  Flags flags{};
-  for (auto& t : from(c, 4)) {
-    HT_CHECK(flags.n < Flags::capacity, "scaler_update: at most ", Flags::capacity, " optimizers may step between updates");
-    flags.found_inf[flags.n++] = t.data<float>();
+  const Tensor& slots = c.in[update::outcomes_at];
+  Outcomes outcomes{};
+  outcomes.slots = slots.data<int64_t>();
+  outcomes.count = slots.numel();
+  for (auto& t : from(c, update::found_infs_at)) {
+    HT_CHECK(outcomes.n < Outcomes::capacity, "scaler_update: at most ", Outcomes::capacity, " optimizers may step between updates");
+    outcomes.found_inf[outcomes.n++] = t.data<float>();
   }
   launch("scaler_update", scaler_update_kernel, 1, 1, c.in[0].data<float>(), c.in[1].data<float>(), c.in[2].data<int64_t>(),
-         c.in[3].data<int64_t>(), flags, c.as<update::ScalerAttrs>());
+         c.in[3].data<int64_t>(), outcomes, c.as<update::ScalerAttrs>());
 }
 
 }  // namespace
