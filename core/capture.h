@@ -22,6 +22,8 @@ struct CaptureLog {
   std::vector<std::function<void()>> effects;
   // Every call that reached a kernel.
   virtual void launched(const Call& call, std::span<const Tensor> out) = 0;
+  // A tensor that the step depends on though no kernel reads it: autocast reads its 16-bit copy in its place.
+  virtual void uses(const Tensor& whole) = 0;
 
  protected:
   ~CaptureLog() = default;
