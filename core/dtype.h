@@ -131,6 +131,10 @@ template <DTypes set = all_types, class F> decltype(auto) visit(DType t, F&& f) 
   throw Error(text::cat("dtype ", name(t), " is not supported here"));
 }
 
+// std::numeric_limits as constants: device code may read them, but not call its functions.
+template <class T> inline constexpr T smallest = std::numeric_limits<T>::lowest();
+template <class T> inline constexpr T largest = std::numeric_limits<T>::max();
+
 // Value conversions, the same on every device: floating to integer truncates, saturates, and takes NaN to 0;
 // anything to bool asks "is it not zero".
 template <class To, class From> HT_HD To convert(From v) {
@@ -139,10 +143,9 @@ template <class To, class From> HT_HD To convert(From v) {
   else if constexpr (std::same_as<To, bool>) return v != From(0);
   else if constexpr (is_16bit<To>) return To(v);
   else if constexpr (std::floating_point<From> && std::integral<To>) {
-    constexpr To low = std::numeric_limits<To>::min(), high = std::numeric_limits<To>::max();
     if (v != v) return To(0);
-    if (v <= static_cast<From>(low)) return low;
-    if (v >= static_cast<From>(high)) return high;
+    if (v <= static_cast<From>(smallest<To>)) return smallest<To>;
+    if (v >= static_cast<From>(largest<To>)) return largest<To>;
     return static_cast<To>(v);
   } else return static_cast<To>(v);
 }

@@ -5,7 +5,9 @@ namespace halftone::cuda {
 
 void fill_cuda_unary();
 void fill_cuda_binary();
+void fill_cuda_comparison();
 void fill_cuda_reduce();
+void fill_cuda_extremum();
 void fill_cuda_copy();
 void fill_cuda_softmax();
 void fill_cuda_loss();
