@@ -305,7 +305,7 @@ class HT_API Any final : public Module {
  public:
   template <class M> requires(std::derived_from<M, Module> && !std::same_as<M, Any>)
   Any(M&& m)
-      : held_(std::make_unique<M>(std::move(m))),
+      : held_(std::make_unique<M>(std::forward<M>(m))),
         copy_([](const Module& o) -> std::unique_ptr<Module> {
           return std::make_unique<M>(static_cast<const M&>(o));
         }) {}
