@@ -147,6 +147,18 @@ void GradScaler::unscale_(optim::Optimizer& opt) {
   for (auto& p : opt.parameters()) if (p.grad().defined()) set_grad_stamp(p, 0);
 }
 
+// Reads the outcomes that have arrived, without waiting for the others.
+void GradScaler::count_skips() {
+  if (options_.max_consecutive_skips == 0) return;
+  for (; seen_ < board_->next; ++seen_) {
+    int64_t outcome = board_->read(seen_);
+    if (outcome == 0) return;
+    skips_in_a_row_ = outcome == 2 ? skips_in_a_row_ + 1 : 0;
+  }
+  HT_CHECK(skips_in_a_row_ <= options_.max_consecutive_skips, "step: ", skips_in_a_row_, " steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = ",
+           options_.max_consecutive_skips, "; look for inf or NaN in the model, or lower the learning rate");
+}
+
 StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   StepOutcome outcome;
   HT_CHECK(o.clip_norm >= 0, "step: expected clip_norm of 0 or more, got ", o.clip_norm);
@@ -157,6 +169,7 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
     return outcome;
   }
   check_made("step");
+  count_skips();
   PerOptimizer& e = entry(opt);
   HT_CHECK(e.stage != Stage::stepped, "step: already called for ", e.name, " since the last update()");
   NoGrad off;

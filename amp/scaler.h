@@ -76,6 +76,7 @@ class HT_API GradScaler {
   void begin_check(PerOptimizer& e);
   void make_state(Device device);
   void check_made(const char* who) const;
+  void count_skips();
 
   GradScalerOptions options_;
   uint64_t stamp_;
@@ -83,6 +84,7 @@ class HT_API GradScaler {
   std::shared_ptr<OutcomeBoard> board_;
   std::map<const void*, PerOptimizer> optimizers_;
   std::vector<const void*> order_;  // optimizers checked since the last update, in order
+  int64_t seen_ = 0, skips_in_a_row_ = 0;  // of the board's slots
 };
 
 }  // namespace halftone::amp

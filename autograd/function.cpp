@@ -1,10 +1,6 @@
 // The node behind a custom function.
 #include "halftone/autograd/function.h"
 
-#include <cxxabi.h>
-
-#include <cstdlib>
-
 #include "halftone/autograd/node.h"
 #include "halftone/ops/copy.h"
 
@@ -13,14 +9,6 @@ namespace {
 
 constexpr int autocast_bit = 1 << static_cast<int>(Layer::autocast);
 constexpr auto autocast_slot = static_cast<size_t>(Layer::autocast);
-
-std::string demangled(const char* name) {
-  int status = 0;
-  char* text = abi::__cxa_demangle(name, nullptr, nullptr, &status);
-  std::string s = status == 0 ? text : name;
-  std::free(text);
-  return s;
-}
 
 class FunctionNode final : public Node {
  public:
@@ -50,7 +38,7 @@ class FunctionNode final : public Node {
     } restore{state.slot[autocast_slot], std::move(saved_slot)};
     if (autocast_) state.slot[autocast_slot] = autocast_;
     std::vector<Tensor> g = backward_(*context_, step.grads);
-    HT_CHECK(g.size() == inputs.size(), demangled(name), "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
+    HT_CHECK(g.size() == inputs.size(), text::demangle(name), "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
     return Tensors(std::span<const Tensor>(g));
   }
   void release() override {

@@ -7,7 +7,7 @@ install(EXPORT HalftoneTargets NAMESPACE Halftone:: DESTINATION ${package})
 foreach(folder ${folders})
   if(EXISTS ${PROJECT_SOURCE_DIR}/${folder})
     install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/halftone
-            FILES_MATCHING PATTERN "*.h")
+            FILES_MATCHING PATTERN "*.h" PATTERN fashion-mnist-subset EXCLUDE)
   endif()
 endforeach()
 install(FILES halftone.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/halftone OPTIONAL)

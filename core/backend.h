@@ -10,6 +10,15 @@ namespace halftone {
 struct CaptureOptions;
 class CapturePlan;
 
+// Bytes of a device.
+struct MemoryStats {
+  int64_t allocated = 0;  // by tensors alive now
+  int64_t peak = 0;       // the most there ever were, since reset_peak_memory()
+  int64_t reserved = 0;   // taken from the driver, cached blocks included
+};
+HT_API MemoryStats memory_stats(Device device);
+HT_API void reset_peak_memory(Device device);
+
 class HT_API Backend {
  public:
   virtual ~Backend() = default;
@@ -27,6 +36,8 @@ class HT_API Backend {
   // Work queued on stream `after` from now on waits for what is queued on `before`; null is the device's own stream.
   virtual void order(void* before, void* after) = 0;
   virtual std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) = 0;
+  virtual MemoryStats memory_stats(int index) const = 0;
+  virtual void reset_peak_memory(int index) = 0;
 };
 
 // Throws one clear sentence when this build or this machine has no such device.
@@ -44,9 +55,4 @@ struct MemoryChecks { bool guard = false, poison = false; };
 HT_API void set_memory_checks(MemoryChecks checks);
 // Blocks whose canaries were found overwritten since the start.
 HT_API int64_t overwritten_guards();
-// Bytes of CPU tensors alive now, and the most there ever were since reset_peak_memory().
-HT_API int64_t cpu_bytes();
-HT_API int64_t cpu_peak_bytes();
-HT_API void reset_cpu_peak();
-
 }  // namespace halftone

@@ -2,15 +2,8 @@
 #include "halftone/core/dtype.h"
 
 #include <algorithm>
-#include <cstdio>
 
 namespace halftone {
-
-std::string text::str(double v) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.6g", v);
-  return buffer;
-}
 
 std::string_view name(DType t) {
   constexpr std::string_view names[num_dtypes] = {"f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"};

@@ -16,6 +16,7 @@ struct HT_API Error : std::runtime_error {
 
 namespace text {  // how a value reads in a message; other types add an overload of `str`
 HT_API std::string str(double v);
+HT_API std::string demangle(const char* type_name);  // of a std::type_info
 inline std::string str(const char* v) { return v; }
 inline std::string str(std::string_view v) { return std::string(v); }
 template <std::integral T> std::string str(T v) {

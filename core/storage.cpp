@@ -1,10 +1,10 @@
 // Storage, the CPU's memory, and the table of backends.
 #include "halftone/core/storage.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <mutex>
-#include <new>
 
 #include "halftone/core/backend.h"
 #include "halftone/core/capture.h"
@@ -19,20 +19,29 @@ constexpr unsigned char canary = 0xA5;
 MemoryChecks checks;
 std::atomic<int64_t> bytes_now{0}, bytes_peak{0}, overwritten{0};
 
-// Block layout under `guard`: canaries, size of the block, data, canaries. Both paddings keep 64-byte alignment.
-struct GuardedBlock {
+// A CPU block: where malloc put it, canaries, the data at a multiple of 64 bytes, canaries. Blocks always have room for both
+// canaries, so that checks may be switched at any time; they are compared only under `guard`.
+struct Block {
+  static constexpr size_t front = canary_bytes + sizeof(void*);
+
   static void* make(int64_t bytes) {
-    auto* base = static_cast<unsigned char*>(::operator new(2 * canary_bytes + static_cast<size_t>(bytes), std::align_val_t(64)));
-    std::memset(base, canary, canary_bytes);
-    std::memset(base + canary_bytes + bytes, canary, canary_bytes);
-    return base + canary_bytes;
+    auto size = static_cast<size_t>(bytes);
+    auto* base = static_cast<unsigned char*>(std::malloc(front + canary_bytes + size + canary_bytes));
+    if (!base) return nullptr;
+    auto* data = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(base) + front + 63) / 64 * 64);
+    std::memcpy(data - front, &base, sizeof base);
+    std::memset(data - canary_bytes, canary, canary_bytes);
+    std::memset(data + size, canary, canary_bytes);
+    return data;
   }
-  static void free(void* data, int64_t bytes) {
-    auto* base = static_cast<unsigned char*>(data) - canary_bytes;
-    for (size_t i = 0; i < canary_bytes; ++i)
-      if (base[i] != canary || base[canary_bytes + static_cast<size_t>(bytes) + i] != canary) { ++overwritten; break; }
-    ::operator delete(base, std::align_val_t(64));
+  static void free(void* pointer, int64_t bytes) {
+    auto* data = static_cast<unsigned char*>(pointer);
+    if (checks.guard && !(intact(data - canary_bytes) && intact(data + bytes))) ++overwritten;
+    void* base;
+    std::memcpy(&base, data - front, sizeof base);
+    std::free(base);
   }
+  static bool intact(const unsigned char* p) { return std::all_of(p, p + canary_bytes, [](unsigned char c) { return c == canary; }); }
 };
 
 class Cpu final : public Backend {
@@ -41,11 +50,8 @@ class Cpu final : public Backend {
   void* allocate(int64_t bytes, int) override {
     int64_t now = bytes_now += bytes, peak = bytes_peak;
     while (now > peak && !bytes_peak.compare_exchange_weak(peak, now)) {}
-    // Always guarded in size and place, so that checks may be switched at any time.
-    void* data = nullptr;
-    try {
-      data = GuardedBlock::make(bytes);
-    } catch (const std::bad_alloc&) {
+    void* data = Block::make(bytes);
+    if (!data) {
       bytes_now -= bytes;
       throw Error(text::cat("out of memory: cannot allocate ", bytes, " bytes on the CPU"));
     }
@@ -54,7 +60,7 @@ class Cpu final : public Backend {
   }
   void deallocate(void* data, int64_t bytes, int) noexcept override {
     bytes_now -= bytes;
-    GuardedBlock::free(data, bytes);
+    Block::free(data, bytes);
   }
   void copy(void* to, Device, const void* from, Device, int64_t bytes) override { std::memmove(to, from, static_cast<size_t>(bytes)); }
   void synchronize(int) override {}
@@ -67,6 +73,8 @@ class Cpu final : public Backend {
   std::unique_ptr<CapturePlan> make_capture(const CaptureOptions&) override {
     throw Error("capture: the CPU has no graphs; Captured calls the function there");
   }
+  MemoryStats memory_stats(int) const override { return {bytes_now, bytes_peak, bytes_now}; }
+  void reset_peak_memory(int) override { bytes_peak = bytes_now.load(); }
 };
 
 Backend* table[num_device_types] = {};
@@ -105,9 +113,8 @@ std::vector<Device> devices(DeviceType type) {
 
 void set_memory_checks(MemoryChecks c) { checks = c; }
 int64_t overwritten_guards() { return overwritten; }
-int64_t cpu_bytes() { return bytes_now; }
-int64_t cpu_peak_bytes() { return bytes_peak; }
-void reset_cpu_peak() { bytes_peak = bytes_now.load(); }
+MemoryStats memory_stats(Device d) { return backend(d.type).memory_stats(d.index); }
+void reset_peak_memory(Device d) { backend(d.type).reset_peak_memory(d.index); }
 
 Storage::Storage(void* data, int64_t bytes, Device device, std::function<void(void*)> release)
     : data_(data), bytes_(bytes), device_(device), release_(std::move(release)) {}

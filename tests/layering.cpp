@@ -50,6 +50,8 @@ const std::vector<Place> places = {
     {"mpi.h", R"(distributed/.*\.cpp)"},
     {"CLI/.*", R"((examples|benchmarks)/.*\.cpp)"},
     {"catch2/.*", R"(tests/catch\.h)"},
+    {"math\\.h", R"(core/hd\.h)"},
+    {"cxxabi\\.h", R"(core/error\.cpp)"},
     {"(x86|imm)intrin.h|cpuid.h|arm_neon.h", R"(ops/.*\.cpp)"},
     {"(unistd|fcntl|dlfcn|sched|pthread|signal|termios|dirent|poll|spawn|cxxabi)\\.h|sys/[a-z]+\\.h",
      R"((?!core/).*\.cpp)"},
