@@ -28,9 +28,6 @@ using halftone::StateDict;
 class Module;
 class Any;
 
-// A type's name as its author wrote it.
-HT_API std::string type_name(const std::type_info& type);
-
 // ---- parameters and buffers
 
 // Notes its own address while it lives. Every slot and every module is one, which is how a walk finds those that lie
