@@ -33,6 +33,7 @@ Tensor current_copy(const Tensor& w, DType dtype) {
   Shadows& shadows = w.storage()->shadows();
   std::lock_guard guard(shadows.lock);
   Shadows::Shadow* s = shadows.find(dtype);
+  if (auto* log = thread_state().capture) log->uses(w);
   if (!s) {
     if (thread_state().capture) return {};  // memory of a graph must not outlive it
     shadows.add({dtype, ~uint64_t{0}, Tensor::empty(Meta(w.shape(), dtype, w.device()))});

@@ -69,3 +69,5 @@ set(options ${HALFTONE_MARCH_FLAG} -fno-math-errno -fno-trapping-math
 set_source_files_properties(${operators} PROPERTIES
   COMPILE_DEFINITIONS "EIGEN_DONT_PARALLELIZE;EIGEN_MPL2_ONLY"
   COMPILE_OPTIONS "${options}")
+# Random draws have the CPU's bits, which a fused multiply-add would change.
+set_source_files_properties(${PROJECT_SOURCE_DIR}/cuda/random.cu PROPERTIES COMPILE_OPTIONS --fmad=false)

@@ -16,15 +16,22 @@ struct CaptureOptions {
 
 // What the framework notes while a step is captured, so that replays leave the host's bookkeeping as eager steps would.
 struct CaptureLog {
+  // Tells captures apart for ever, as an address, which may come again, does not.
+  const uint64_t serial = next_serial();
   // The graph was recorded under these conditions; when one no longer holds, another graph is needed.
   std::vector<std::function<bool()>> guards;
   // What a replay does to host-side state.
   std::vector<std::function<void()>> effects;
   // Every call that reached a kernel.
   virtual void launched(const Call& call, std::span<const Tensor> out) = 0;
+  // A tensor that the step depends on though no kernel reads it: autocast reads its 16-bit copy in its place.
+  virtual void uses(const Tensor& whole) = 0;
 
  protected:
   ~CaptureLog() = default;
+
+ private:
+  HT_API static uint64_t next_serial();
 };
 
 class HT_API CapturePlan {

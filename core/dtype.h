@@ -1,7 +1,6 @@
 #pragma once
 // Element types, and the two 16-bit storage types with correctly rounded conversions.
 // Arithmetic never happens in 16 bits: `compute_t<half>` is float.
-#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -23,10 +22,10 @@ inline constexpr int num_dtypes = 8;
 HT_HD inline float round_to_odd(double v) {
   float f = static_cast<float>(v);
   if (static_cast<double>(f) == v || f != f || ::isinf(v)) return f;
-  uint32_t u = std::bit_cast<uint32_t>(f);
+  uint32_t u = bit_cast<uint32_t>(f);
   // Truncate: step back towards zero when rounding moved away from it, then set the sticky bit.
   if (::fabs(static_cast<double>(f)) > ::fabs(v)) --u;
-  return std::bit_cast<float>(u | 1u);
+  return bit_cast<float>(u | 1u);
 }
 
 // IEEE 754 binary16. Rounds to nearest even; NaN stays NaN.
@@ -40,7 +39,7 @@ struct half {
 
  private:
   HT_HD static uint16_t from(float f) {
-    uint32_t x = std::bit_cast<uint32_t>(f), sign = (x >> 16) & 0x8000u;
+    uint32_t x = bit_cast<uint32_t>(f), sign = (x >> 16) & 0x8000u;
     x &= 0x7fffffffu;
     if (x > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((x >> 13) & 0x3ffu));
     if (x >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and above round to inf
@@ -54,12 +53,12 @@ struct half {
   }
   HT_HD static float to(uint16_t h) {
     uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, e = (h >> 10) & 31u, m = h & 0x3ffu;
-    if (e == 31u) return std::bit_cast<float>(sign | 0x7f800000u | (m << 13));
+    if (e == 31u) return bit_cast<float>(sign | 0x7f800000u | (m << 13));
     if (e == 0u) {
       float v = static_cast<float>(m) * 0x1p-24f;
       return sign ? -v : v;
     }
-    return std::bit_cast<float>(sign | ((e + 112u) << 23) | (m << 13));
+    return bit_cast<float>(sign | ((e + 112u) << 23) | (m << 13));
   }
 };
 
@@ -70,11 +69,11 @@ struct bfloat16 {
   HT_HD explicit bfloat16(float f) : bits(from(f)) {}
   HT_HD explicit bfloat16(double d) : bits(from(round_to_odd(d))) {}
   template <std::integral T> HT_HD explicit bfloat16(T v) : bfloat16(static_cast<double>(v)) {}
-  HT_HD operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+  HT_HD operator float() const { return bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
  private:
   HT_HD static uint16_t from(float f) {
-    uint32_t x = std::bit_cast<uint32_t>(f);
+    uint32_t x = bit_cast<uint32_t>(f);
     if (f != f) return static_cast<uint16_t>((x >> 16) | 0x40u);
     return static_cast<uint16_t>((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
   }
@@ -132,6 +131,10 @@ template <DTypes set = all_types, class F> decltype(auto) visit(DType t, F&& f) 
   throw Error(text::cat("dtype ", name(t), " is not supported here"));
 }
 
+// std::numeric_limits as constants: device code may read them, but not call its functions.
+template <class T> inline constexpr T smallest = std::numeric_limits<T>::lowest();
+template <class T> inline constexpr T largest = std::numeric_limits<T>::max();
+
 // Value conversions, the same on every device: floating to integer truncates, saturates, and takes NaN to 0;
 // anything to bool asks "is it not zero".
 template <class To, class From> HT_HD To convert(From v) {
@@ -140,10 +143,9 @@ template <class To, class From> HT_HD To convert(From v) {
   else if constexpr (std::same_as<To, bool>) return v != From(0);
   else if constexpr (is_16bit<To>) return To(v);
   else if constexpr (std::floating_point<From> && std::integral<To>) {
-    constexpr To low = std::numeric_limits<To>::min(), high = std::numeric_limits<To>::max();
     if (v != v) return To(0);
-    if (v <= static_cast<From>(low)) return low;
-    if (v >= static_cast<From>(high)) return high;
+    if (v <= static_cast<From>(smallest<To>)) return smallest<To>;
+    if (v >= static_cast<From>(largest<To>)) return largest<To>;
     return static_cast<To>(v);
   } else return static_cast<To>(v);
 }

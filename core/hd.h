@@ -8,3 +8,8 @@
 #else
 #define HT_HD
 #endif
+
+namespace halftone {
+// std::bit_cast, which nvcc refuses in device code.
+template <class To, class From> HT_HD constexpr To bit_cast(From v) { return __builtin_bit_cast(To, v); }
+}  // namespace halftone

@@ -32,6 +32,11 @@ class HT_API Storage {
   uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
+  // The bytes are about to hold something else, and not for this storage's tensors: from now on reading them throws `why`,
+  // a text that lives for ever. Null while they are good.
+  void expire(const char* why) { expired_.store(why, std::memory_order_relaxed); }
+  const char* expired() const { return expired_.load(std::memory_order_relaxed); }
+
   // The 16-bit copies of this storage that autocast made and optimizers keep current.
   Shadows& shadows();
   bool has_shadows() const { return shadows_.load(std::memory_order_acquire) != nullptr; }
@@ -44,6 +49,7 @@ class HT_API Storage {
   bool carved_ = false;
   std::atomic<uint64_t> version_{0};
   std::atomic<Shadows*> shadows_{nullptr};
+  std::atomic<const char*> expired_{nullptr};
   std::function<void(void*)> release_;  // empty: the backend's memory
 };
 

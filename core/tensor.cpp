@@ -49,6 +49,7 @@ int64_t Tensor::size(int64_t dim) const {
 
 void* Tensor::raw_data() const {
   HT_CHECK(defined(), "data: the tensor is undefined");
+  HT_CHECK(!storage()->expired(), "data: ", storage()->expired());
   auto* base = static_cast<char*>(storage()->data());
   return base ? base + meta().offset * static_cast<int64_t>(size_of(dtype())) : nullptr;
 }

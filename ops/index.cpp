@@ -7,11 +7,9 @@
 namespace halftone {
 namespace {
 
-struct OneHot { int64_t classes; DType dtype; };
-
 void run_one_hot(const Call& c, std::span<Tensor> out) {
   Tensor target = c.in[0].contiguous();
-  int64_t classes = c.as<OneHot>().classes, n = target.numel();
+  int64_t classes = c.as<OneHotAttrs>().classes, n = target.numel();
   const int64_t* t = target.data<int64_t>();
   visit(out[0].dtype(), [&]<class Y>(Type<Y>) {
     Y* y = out[0].data<Y>();
@@ -28,7 +26,7 @@ constinit OpDef one_hot = {
     .name = "one_hot", .doc = "1 at each index, else 0, in a new last dimension", .cast = Cast::keep,
     .infer = [](const Call& c) -> Metas {
       const Meta& t = c.in[0].meta();
-      auto a = c.as<OneHot>();
+      auto a = c.as<OneHotAttrs>();
       HT_CHECK(t.dtype == DType::i64, "one_hot: expected i64 indices, got ", t.dtype);
       HT_CHECK(a.classes > 0, "one_hot: expected at least one class, got ", a.classes);
       Shape y = t.shape;
@@ -39,7 +37,7 @@ constinit OpDef one_hot = {
     .samples = []() -> std::vector<Sample> {
       std::vector<Sample> all;
       for (auto [shape, classes] : {std::pair{Shape{}, 3}, {Shape{1}, 1}, {Shape{7}, 5}, {Shape{33}, 10}, {Shape{257}, 3}, {Shape{0}, 4}, {Shape{2, 3}, 4}, {Shape{4, 1}, 70}})
-        all.push_back({{{.shape = shape, .low = 0, .high = double(classes), .dtype = DType::i64, .differentiable = false}}, Attrs::of(OneHot{classes, DType::f32})});
+        all.push_back({{{.shape = shape, .low = 0, .high = double(classes), .dtype = DType::i64, .differentiable = false}}, Attrs::of(OneHotAttrs{classes, DType::f32})});
       return all;
     },
     .kernel = {run_one_hot}};
@@ -53,7 +51,7 @@ std::span<OpDef* const> index_ops() {
 
 Tensor one_hot(const Tensor& target, Size classes, DType dtype) {
   HT_CHECK(target.defined() && !is_floating(target.dtype()), "one_hot: expected a tensor of integers");
-  return call(op::one_hot, {target.to(DType::i64)}, Attrs::of(OneHot{classes, dtype}));
+  return call(op::one_hot, {target.to(DType::i64)}, Attrs::of(OneHotAttrs{classes, dtype}));
 }
 
 }  // namespace halftone

@@ -148,8 +148,6 @@ Shape reduced_shape(const Shape& x, Dims d) {
 
 // ---- variance: two passes with a second centring, so that a large mean costs no digits
 
-struct Var { uint32_t dims; bool keepdim; int64_t correction; };
-
 template <class T> double variance(const T* x, const Rows<1>& gone, int64_t n, double correction) {
   auto each = [&](auto f) {
     Walk walk(gone.shape, gone.strides[0], 0);

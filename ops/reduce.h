@@ -18,17 +18,14 @@ namespace reduce {
 // Which dimensions go (bit d for dimension d), whether they stay as size 1, and whether a sum of 16-bit elements
 // stays in the f32 it accumulated in.
 struct Dims { uint32_t dims = 0; bool keepdim = false, wide = false; };
+// The same for var, with what its divisor lacks of n.
+struct Var { uint32_t dims; bool keepdim; int64_t correction; };
 
 inline constexpr Saves saves_x{.in = 1, .out = 0}, saves_both{.in = 1, .out = 1}, saves_none{};
 
-template <class T> HT_HD constexpr T lowest() {
-  if constexpr (std::numeric_limits<T>::has_infinity) return -std::numeric_limits<T>::infinity();
-  else return std::numeric_limits<T>::min();
-}
-template <class T> HT_HD constexpr T highest() {
-  if constexpr (std::numeric_limits<T>::has_infinity) return std::numeric_limits<T>::infinity();
-  else return std::numeric_limits<T>::max();
-}
+template <class T> inline constexpr T infinity = std::numeric_limits<T>::infinity();  // 0 when there is none
+template <class T> HT_HD constexpr T lowest() { return infinity<T> > T(0) ? static_cast<T>(-infinity<T>) : smallest<T>; }
+template <class T> HT_HD constexpr T highest() { return infinity<T> > T(0) ? infinity<T> : largest<T>; }
 // The number of elements that `d` reduces of a tensor of this shape.
 int64_t count(const Shape& x, uint32_t dims);
 

@@ -85,11 +85,10 @@ Metas infer(const Call& c) {
   return {Meta(x.shape, c.op == &op::log_softmax ? wide(x.dtype) : x.dtype, x.device)};
 }
 
-struct GradAttrs { int dim; DType dtype; };  // of the gradient
 Metas infer_grad(const Call& c) {
   const Meta &y = c.in[0].meta(), &g = c.in[1].meta();
   HT_CHECK(y.shape == g.shape && y.dtype == g.dtype, c.op->name, ": expected a gradient like y, ", y, ", got ", g);
-  return {Meta(y.shape, c.as<GradAttrs>().dtype, y.device)};
+  return {Meta(y.shape, c.as<SoftmaxGradAttrs>().dtype, y.device)};
 }
 
 std::vector<Sample> samples_with(int inputs, bool grad) {
@@ -98,7 +97,7 @@ std::vector<Sample> samples_with(int inputs, bool grad) {
                             {Shape{2, 3, 4}, 1}, {Shape{0, 3}, 1}, {Shape{}, 0}, {Shape{2, 1100}, 1}}) {
     Sample s;
     for (int i = 0; i < inputs; ++i) s.in.push_back({.shape = shape});
-    s.attrs = grad ? Attrs::of(GradAttrs{dim, DType::f32}) : Attrs::of(dim);
+    s.attrs = grad ? Attrs::of(SoftmaxGradAttrs{dim, DType::f32}) : Attrs::of(dim);
     all.push_back(s);
   }
   return all;
@@ -119,7 +118,7 @@ constinit OpDef softmax = {
       return {y * (g - sum_along(g * y, r.as<int>()))};
     },
     .fused_backward = [](const Rule& r) -> Tensors {
-      return {call(op::softmax_grad, {r.out(), r.grad()}, Attrs::of(GradAttrs{r.as<int>(), r.in_meta().dtype}))};
+      return {call(op::softmax_grad, {r.out(), r.grad()}, Attrs::of(SoftmaxGradAttrs{r.as<int>(), r.in_meta().dtype}))};
     },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return samples_with(1, false); },
@@ -141,7 +140,7 @@ constinit OpDef log_softmax = {
       return {g - exp(y) * sum_along(g, r.as<int>())};
     },
     .fused_backward = [](const Rule& r) -> Tensors {
-      return {call(op::log_softmax_grad, {r.out(), r.grad()}, Attrs::of(GradAttrs{r.as<int>(), r.in_meta().dtype}))};
+      return {call(op::log_softmax_grad, {r.out(), r.grad()}, Attrs::of(SoftmaxGradAttrs{r.as<int>(), r.in_meta().dtype}))};
     },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return samples_with(1, false); },

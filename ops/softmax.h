@@ -14,4 +14,7 @@ HT_API Tensor softmax(const Tensor& x, int64_t dim);
 // x - log(sum(exp(x))) along dim; f32 for 16-bit x.
 HT_API Tensor log_softmax(const Tensor& x, int64_t dim);
 
+// The gradient operators' attributes; dtype is the gradient's.
+struct SoftmaxGradAttrs { int dim; DType dtype; };
+
 }  // namespace halftone

@@ -190,13 +190,13 @@ struct IsInf {
   static constexpr auto name = "isinf", doc = "whether x is plus or minus infinity";
   static constexpr Cast cast = Cast::keep;
   static constexpr Saves saves = saves_none;
-  template <class T> HT_HD static bool f(T x) { return ::fabs(x) > std::numeric_limits<T>::max(); }
+  template <class T> HT_HD static bool f(T x) { return ::fabs(x) > largest<T>; }
 };
 struct IsFinite {
   static constexpr auto name = "isfinite", doc = "whether x is neither infinite nor NaN";
   static constexpr Cast cast = Cast::keep;
   static constexpr Saves saves = saves_none;
-  template <class T> HT_HD static bool f(T x) { return ::fabs(x) <= std::numeric_limits<T>::max(); }
+  template <class T> HT_HD static bool f(T x) { return ::fabs(x) <= largest<T>; }
 };
 struct LogicalNot {
   static constexpr auto name = "logical_not", doc = "whether x is 0";

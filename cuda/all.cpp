@@ -1,0 +1,20 @@
+// The entry point that the build's table of backends calls: starts CUDA and fills the kernel slots. A machine without a
+// usable GPU keeps empty slots and a reason; nothing in the library touches CUDA before this.
+#include "halftone/cuda/all.h"
+
+#include <initializer_list>
+
+#include "halftone/cuda/backend.h"
+
+namespace halftone {
+
+void register_cuda();
+void register_cuda() {
+  if (!cuda::start()) return;
+  for (auto* fill : {cuda::fill_cuda_unary, cuda::fill_cuda_binary, cuda::fill_cuda_comparison, cuda::fill_cuda_reduce,
+                     cuda::fill_cuda_extremum, cuda::fill_cuda_copy, cuda::fill_cuda_softmax, cuda::fill_cuda_loss,
+                     cuda::fill_cuda_index, cuda::fill_cuda_random, cuda::fill_cuda_update, cuda::fill_cuda_matmul})
+    fill();
+}
+
+}  // namespace halftone

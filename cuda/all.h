@@ -1,0 +1,19 @@
+#pragma once
+// The kernels' side of the operators' table: each family fills the CUDA slots of its operators, in cuda/<family>.cu.
+
+namespace halftone::cuda {
+
+void fill_cuda_unary();
+void fill_cuda_binary();
+void fill_cuda_comparison();
+void fill_cuda_reduce();
+void fill_cuda_extremum();
+void fill_cuda_copy();
+void fill_cuda_softmax();
+void fill_cuda_loss();
+void fill_cuda_index();
+void fill_cuda_random();
+void fill_cuda_update();
+void fill_cuda_matmul();
+
+}  // namespace halftone::cuda

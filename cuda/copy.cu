@@ -1,0 +1,122 @@
+// cast, clone, copy, fill and where on CUDA. Copies that keep the dtype move bits, so that one kernel serves every dtype
+// of a size; a copy that swaps the contiguous dimension goes through tiles in shared memory.
+#include "halftone/cuda/all.h"
+#include "halftone/cuda/elementwise.cuh"
+#include "halftone/ops/copy.h"
+
+namespace halftone::cuda {
+namespace {
+
+template <class From, class To> struct Convert {
+  __device__ To operator()(From v) const { return to<To>(v); }
+};
+template <class T> struct Constant {
+  T value;
+  __device__ T operator()() const { return value; }
+};
+template <class T> struct Select {
+  __device__ T operator()(bool condition, T a, T b) const { return condition ? a : b; }
+};
+
+// f(Type<U>) with the unsigned type of a dtype's size.
+template <class F> void visit_bits(DType t, F f) {
+  switch (size_of(t)) {
+    case 1: return f(Type<uint8_t>{});
+    case 2: return f(Type<uint16_t>{});
+    case 4: return f(Type<uint32_t>{});
+    default: return f(Type<uint64_t>{});
+  }
+}
+
+// ---- transposed copies
+
+// y[b, i, j] = x[b, j, i] in memory terms: y is dense along j, x along i.
+struct Transpose {
+  int64_t batches, rows, columns;  // of y: i, j
+  int64_t y_batch, y_row, x_batch, x_column;
+};
+inline constexpr int tile = 32, tile_rows = 8;
+
+template <class U> __global__ void transpose_kernel(U* y, const U* x, Transpose t) {
+  __shared__ U memory[tile][tile + 1];
+  const int64_t across = (t.columns + tile - 1) / tile, down = (t.rows + tile - 1) / tile;
+  const int lane = static_cast<int>(threadIdx.x) % tile, row = static_cast<int>(threadIdx.x) / tile;
+  for (int64_t n = blockIdx.x; n < across * down * t.batches; n += gridDim.x) {
+    const int64_t j0 = n % across * tile, i0 = n / across % down * tile, b = n / across / down;
+    for (int k = row; k < tile; k += tile_rows)
+      if (j0 + k < t.columns && i0 + lane < t.rows) memory[k][lane] = x[b * t.x_batch + (j0 + k) * t.x_column + i0 + lane];
+    __syncthreads();
+    for (int k = row; k < tile; k += tile_rows)
+      if (i0 + k < t.rows && j0 + lane < t.columns) y[b * t.y_batch + (i0 + k) * t.y_row + j0 + lane] = memory[lane][k];
+    __syncthreads();
+  }
+}
+
+// After merging, the last dimension is dense in y and another is dense in x; at most one more remains.
+std::optional<Transpose> as_transpose(const Rows<2>& rows) {
+  const Shape& s = rows.shape;
+  const auto& [y, x] = rows.strides;
+  size_t last = s.size() - 1;
+  if (s.rank() < 2 || s.rank() > 3 || y[last] != 1 || x[last] == 1 || s[last] < tile / 2) return {};
+  for (size_t i = 0; i < last; ++i) {
+    if (x[i] != 1 || s[i] < tile / 2) continue;
+    size_t b = 1 - i;  // when there are three dimensions
+    bool batched = s.rank() == 3;
+    return Transpose{batched ? s[b] : 1, s[i], s[last], batched ? y[b] : 0, y[i], batched ? x[b] : 0, x[last]};
+  }
+  return {};
+}
+
+void copy_bits(const char* name, const Tensor& from, const Tensor& into) {
+  if (from.numel() == 0) return;
+  visit_bits(from.dtype(), [&]<class U>(Type<U>) {
+    if (auto t = as_transpose(Rows<2>(from.shape(), {into.strides(), from.strides()}))) {
+      int64_t tiles = t->batches * ceil_div(t->rows, tile) * ceil_div(t->columns, tile);
+      launch(name, transpose_kernel<U>, std::min<int64_t>(tiles, int64_t{64} * sm_count()), tile * tile_rows,
+             static_cast<U*>(into.raw_data()), static_cast<const U*>(from.raw_data()), *t);
+      return;
+    }
+    map<U, U>(name, Convert<U, U>{}, from.shape(), {place(into), place(from)});
+  });
+}
+
+void convert(const char* name, const Tensor& from, const Tensor& into) {
+  if (from.dtype() == into.dtype()) return copy_bits(name, from, into);
+  visit(from.dtype(), [&]<class From>(Type<From>) {
+    visit(into.dtype(), [&]<class To>(Type<To>) {
+      if constexpr (!std::same_as<From, To>)
+        map<To, From>(name, Convert<From, To>{}, from.shape(), {place(into), place(from)});
+    });
+  });
+}
+
+void run_convert(const Call& c, std::span<Tensor> out) { convert(c.op->name, c.in[0], out[0]); }
+void run_copy(const Call& c, std::span<Tensor>) { convert("copy", c.in[1], c.in[0]); }
+
+void run_fill(const Call& c, std::span<Tensor>) {
+  const Tensor& x = c.in[0];
+  visit(x.dtype(), [&]<class T>(Type<T>) {
+    T value = c.as<Scalar>().to<T>();
+    visit_bits(x.dtype(), [&]<class U>(Type<U>) {
+      if constexpr (sizeof(U) == sizeof(T)) map<U>("fill", Constant<U>{bit_cast<U>(value)}, x.shape(), {place(x)});
+    });
+  });
+}
+
+void run_where(const Call& c, std::span<Tensor> out) {
+  visit_bits(c.in[1].dtype(), [&]<class U>(Type<U>) {
+    map<U, bool, U, U>("where", Select<U>{}, out[0].shape(), {place(out[0]), place(c.in[0]), place(c.in[1]), place(c.in[2])});
+  });
+}
+
+}  // namespace
+
+void fill_cuda_copy() {
+  fill<run_convert>(op::cast);
+  fill<run_convert>(op::clone);
+  fill<run_copy>(op::copy);
+  fill<run_fill>(op::fill);
+  fill<run_where>(op::where);
+}
+
+}  // namespace halftone::cuda

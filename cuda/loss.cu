@@ -1,0 +1,217 @@
+// cross_entropy and its gradient on CUDA. A group of threads reads each row of logits once, keeping its largest element
+// and the sum of exponentials relative to it; the block that adds up the rows' losses also looks for targets out of range.
+#include "halftone/ops/loss.h"
+
+#include "halftone/cuda/all.h"
+#include "halftone/cuda/fault.cuh"
+#include "halftone/cuda/numeric.cuh"
+#include "halftone/ops/reduce.h"
+
+namespace halftone::cuda {
+namespace {
+
+using reduce::Amax;
+
+// Of part of a row: the largest element, sum(exp(x - high)), sum(x). A part of only -inf has the total 0.
+template <class C> struct Part {
+  C high, total, all;
+  __device__ static Part none() { return {Amax::start<C>(), 0, 0}; }
+  __device__ static C rescaled(C total, C from, C high) { return total == 0 ? C(0) : total * ::exp(from - high); }
+  __device__ static Part merge(Part a, Part b) {
+    C high = Amax::merge(a.high, b.high);
+    return {high, rescaled(a.total, a.high, high) + rescaled(b.total, b.high, high), a.all + b.all};
+  }
+  template <int n> __device__ void add(const C (&x)[n]) {
+    C top = high;
+#pragma unroll
+    for (int j = 0; j < n; ++j) top = Amax::add(top, x[j], 0);
+    if (top == Amax::start<C>()) return;
+    total = rescaled(total, high, top);
+    high = top;
+#pragma unroll
+    for (int j = 0; j < n; ++j) total += ::exp(x[j] - high);
+  }
+};
+
+// Row i of [rows, classes], in packs.
+struct Table {
+  int64_t rows, classes;
+  bool packed;
+};
+template <int n, class T> __device__ void load_logits(compute_t<T> (&v)[n], const T* row, int64_t p, const Table& table) {
+  using C = compute_t<T>;
+  if (table.packed) {
+    auto in = load_pack<n>(row + p * n);
+#pragma unroll
+    for (int j = 0; j < n; ++j) v[j] = to<C>(in.v[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < n; ++j) v[j] = p * n + j < table.classes ? to<C>(row[p * n + j]) : Amax::start<C>();
+  }
+}
+
+// ---- the losses of all rows, joined by one block
+
+struct Joined {
+  double sum;
+  int64_t count, bad;  // how many targets count; the first row whose target is out of range
+};
+template <class C> struct Join {
+  const C* losses;
+  const int64_t* target;
+  Table table;
+  CrossEntropyAttrs options;
+  FaultSite site;
+  C *y, *count;  // either may be null
+
+  __device__ void operator()() const {
+    const Joined none = {0, 0, table.rows};
+    Joined s = none;
+    for (int64_t i = threadIdx.x; i < table.rows; i += blockDim.x) {
+      const int64_t t = target[i];
+      s.sum += losses[i];
+      if (t == options.ignore_index) continue;
+      ++s.count;
+      if ((t < 0 || t >= table.classes) && i < s.bad) s.bad = i;
+    }
+    s = Group(static_cast<int>(blockDim.x)).combine(s, none, [](Joined a, Joined b) {
+      return Joined{a.sum + b.sum, a.count + b.count, a.bad < b.bad ? a.bad : b.bad};
+    });
+    if (threadIdx.x != 0) return;
+    if (s.bad < table.rows) report(site, target[s.bad], s.bad, table.classes);
+    if (y) *y = static_cast<C>(options.reduction == Reduction::mean ? s.sum / static_cast<double>(s.count) : s.sum);
+    if (count) *count = static_cast<C>(s.count);
+  }
+};
+template <class C> __global__ void __launch_bounds__(1024) join_losses(const Join<C> join) { join(); }
+
+// losses[i] and, unless it is null, lse[i]. A grid of one block joins the losses, too.
+template <class T>
+__global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t<T>* losses, compute_t<T>* lse,
+                                                           const Join<compute_t<T>> join, const int width) {
+  using C = compute_t<T>;
+  constexpr int n = pack_size<T>;
+  const Group group(width);
+  const Table& table = join.table;
+  const bool smooth = join.options.label_smoothing != 0;
+  const int64_t packs = (table.classes + n - 1) / n;
+  for (int64_t base = group.first(); base < table.rows; base += group.step()) {
+    const int64_t i = base + group.number;
+    const T* row = x + i * table.classes;
+    auto s = Part<C>::none();
+    if (i < table.rows)
+      for (int64_t p = group.lane; p < packs; p += width) {
+        C v[n];
+        load_logits<n>(v, row, p, table);
+        s.add(v);
+        if (smooth)
+          for (int j = 0; j < n; ++j) s.all += p * n + j < table.classes ? v[j] : C(0);
+      }
+    s = group.combine(s, Part<C>::none(), Part<C>::merge);
+    if (i >= table.rows || group.lane != 0) continue;
+    const C log_total = s.high == Amax::start<C>() ? C(NAN) : ::log(s.total);
+    if (lse) lse[i] = s.high + log_total;
+    const int64_t t = join.target[i];
+    if (t == join.options.ignore_index) losses[i] = 0;
+    else if (t < 0 || t >= table.classes) losses[i] = C(NAN);
+    else {
+      const C smoothing = static_cast<C>(join.options.label_smoothing);
+      C loss = (s.high - to<C>(row[t])) + log_total;  // shifted first: large logits lose no digits
+      if (smooth) loss = (1 - smoothing) * loss + smoothing * ((s.high - s.all / static_cast<C>(table.classes)) + log_total);
+      losses[i] = loss;
+    }
+  }
+  if (gridDim.x > 1) return;
+  __syncthreads();
+  join();
+}
+
+// dx = g * (softmax(x) - q) of rows that count, over the count for a mean.
+template <class T>
+__global__ void __launch_bounds__(256)
+    cross_entropy_grad_rows(T* dx, const T* x, const int64_t* target, const compute_t<T>* lse, const compute_t<T>* count,
+                            const compute_t<T>* g, const Table table, const CrossEntropyAttrs options, const int width) {
+  using C = compute_t<T>;
+  constexpr int n = pack_size<T>;
+  const Group group(width);
+  const int64_t packs = (table.classes + n - 1) / n;
+  const C per_row = options.reduction == Reduction::mean ? C(1) / *count : C(1);
+  const C off = static_cast<C>(options.label_smoothing / static_cast<double>(table.classes));
+  const C on = static_cast<C>(1 - options.label_smoothing);
+  for (int64_t i = group.first() + group.number; i < table.rows; i += group.step()) {
+    const int64_t t = target[i];
+    const bool counts = t != options.ignore_index;
+    const C shift = lse[i];
+    C scale = (options.reduction == Reduction::none ? g[i] : g[0]) * per_row;
+    if (counts && (t < 0 || t >= table.classes)) scale = C(NAN);
+    for (int64_t p = group.lane; p < packs; p += width) {
+      C v[n];
+      load_logits<n>(v, x + i * table.classes, p, table);
+      Pack<T, n> out;
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        const C q = off + (t == p * n + j ? on : C(0));
+        out.v[j] = to<T>(counts ? scale * (::exp(v[j] - shift) - q) : C(0));
+      }
+      T* into = dx + i * table.classes + p * n;
+      if (table.packed) store_pack(into, out);
+      else
+        for (int j = 0; j < n; ++j)
+          if (p * n + j < table.classes) into[j] = out.v[j];
+    }
+  }
+}
+
+// ---- launching
+
+template <class T> Table table_of(const Tensor& x, const void* other) {
+  constexpr int n = pack_size<T>;
+  return {x.size(0), x.size(1), x.size(1) % n == 0 && aligned(x.raw_data(), 16) && aligned(other, 16)};
+}
+
+void run_cross_entropy(const Call& c, std::span<Tensor> out) {
+  const Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous();
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    using C = compute_t<T>;
+    const bool joined = c.as<CrossEntropyAttrs>().reduction != Reduction::none;
+    const Table table = table_of<T>(x, nullptr);
+    Scratch memory(joined ? static_cast<size_t>(table.rows) * sizeof(C) : 0);
+    C* losses = joined ? memory.as<C>() : out[0].data<C>();
+    C* lse = out.size() > 1 ? out[1].data<C>() : nullptr;
+    Join<C> join{losses, target.data<int64_t>(), table, c.as<CrossEntropyAttrs>(), fault_site("cross_entropy: target"),
+                 joined ? out[0].data<C>() : nullptr, out.size() > 2 ? out[2].data<C>() : nullptr};
+    const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
+    // One block for a small batch: its losses are joined without a second launch.
+    if (table.rows > 0 && width <= warp_size && table.rows * width <= 1024)
+      return launch("cross_entropy", cross_entropy_rows<T>, 1, static_cast<int>(ceil_div(table.rows * width, warp_size)) * warp_size,
+                    x.data<T>(), losses, lse, join, width);
+    // At least two blocks, or the only one would join.
+    int64_t blocks = std::min<int64_t>(ceil_div(table.rows * width, 256), int64_t{64} * sm_count());
+    if (table.rows > 0)
+      launch("cross_entropy", cross_entropy_rows<T>, std::max<int64_t>(blocks, 2), 256, x.data<T>(), losses, lse, join, width);
+    launch("cross_entropy", join_losses<C>, 1, 1024, join);
+  });
+}
+
+void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
+  const Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), g = c.in[4].contiguous();
+  const Tensor& dx = out[0];
+  if (dx.numel() == 0) return;
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    using C = compute_t<T>;
+    const Table table = table_of<T>(x, dx.raw_data());
+    const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
+    int64_t blocks = std::min<int64_t>(ceil_div(table.rows * width, 256), int64_t{64} * sm_count());
+    launch("cross_entropy_grad", cross_entropy_grad_rows<T>, blocks, 256, dx.data<T>(), x.data<T>(), target.data<int64_t>(),
+           c.in[2].data<C>(), c.in[3].data<C>(), g.data<C>(), table, c.as<CrossEntropyAttrs>(), width);
+  });
+}
+
+}  // namespace
+
+void fill_cuda_loss() {
+  fill<run_cross_entropy>(op::cross_entropy);
+  fill<run_cross_entropy_grad>(op::cross_entropy_grad);
+}
+
+}  // namespace halftone::cuda

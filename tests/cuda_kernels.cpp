@@ -1,0 +1,516 @@
+// Every CUDA kernel against the CPU's: each operator of the registry on its samples, in every dtype and in layouts that
+// are dense, transposed, strided and broadcast; then sizes and values that samples do not reach.
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "halftone/core/backend.h"
+#include "halftone/ops/ops.h"
+#include "halftone/tests/catch.h"
+
+using namespace halftone;
+using Catch::Matchers::Contains;
+
+#define NEEDS_CUDA() \
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device")
+
+namespace {
+
+const Device gpu = Device::cuda();
+
+// ---- values
+
+// Numbers that look random and are the same in every run.
+struct Draws {
+  uint64_t seed = 1, used = 0;
+  double in(double low, double high) { return low + uniform01(philox(seed, used++).v[0]) * (high - low); }
+};
+
+Tensor drawn(Draws& draws, const SampleInput& s, DType dtype) {
+  double low = s.low, high = s.high;
+  if (dtype == DType::b8) low = 0, high = 2;
+  if (dtype == DType::u8) low = std::max(low, 0.0);
+  Tensor t = empty(s.shape, {.dtype = dtype});
+  int64_t n = t.numel();
+  visit(dtype, [&]<class T>(Type<T>) {
+    T* p = t.data<T>();
+    for (int64_t i = 0; i < n; ++i) {
+      double v = draws.in(low, high);
+      p[i] = convert<T>(is_floating(dtype) ? v : std::floor(v));
+    }
+  });
+  return t;
+}
+Tensor drawn(uint64_t seed, const Shape& shape, DType dtype, double low = -2, double high = 2) {
+  Draws draws{seed};
+  return drawn(draws, {.shape = shape, .low = low, .high = high}, dtype);
+}
+
+// ---- layouts
+
+enum class Layout { dense, transposed, strided, broadcast };
+
+// A view of a buffer, made alike on both devices.
+struct Laid {
+  Tensor base;  // on the CPU
+  Shape shape;
+  Strides strides;
+  int64_t offset = 0;
+  Tensor on(Device d, Tensor& buffer) const {
+    buffer = d == Device::cpu() ? base.clone() : base.to(d);
+    return buffer.as_strided(shape, strides, offset);
+  }
+};
+
+Laid lay(const Tensor& x, Layout layout) {
+  const Shape& shape = x.shape();
+  Laid l{x, shape, x.strides(), 0};
+  if (x.numel() == 0 || x.rank() == 0) return l;
+  if (layout == Layout::broadcast) {
+    l.base = x.slice(0, 0, 1).clone();
+    l.strides = l.base.strides();
+    l.strides[0] = 0;
+  } else if (layout == Layout::transposed) {
+    Shape order;
+    for (int d = x.rank() - 1; d >= 0; --d) order.push_back(d);
+    l.base = x.permute(order).clone();
+    l.strides = l.base.permute(order).strides();
+  } else if (layout == Layout::strided) {
+    for (auto& s : std::span(&l.strides[0], l.strides.size())) s *= 2;
+    l.offset = 1;
+    l.base = zeros({2 * x.numel() + 1}, {.dtype = x.dtype()});
+    l.base.as_strided(l.shape, l.strides, l.offset).copy_(x);
+  }
+  return l;
+}
+
+// ---- comparisons
+
+struct Bound {
+  double ulps = 0;      // of the result's dtype; 0: the same bits, but for NaN
+  double absolute = 0;  // and so much more
+};
+
+double epsilon(DType t) {
+  switch (t) {
+    case DType::f16: return 0x1p-10;
+    case DType::bf16: return 0x1p-7;
+    case DType::f32: return 0x1p-23;
+    default: return 0x1p-52;
+  }
+}
+
+// Says where two tensors differ, and nothing when they do not.
+std::string difference(const Tensor& expected, const Tensor& on_gpu, Bound bound) {
+  if (!expected.defined() || !on_gpu.defined()) return expected.defined() == on_gpu.defined() ? "" : "one is undefined";
+  if (expected.shape() != on_gpu.shape() || expected.dtype() != on_gpu.dtype())
+    return text::cat("expected ", expected.meta(), ", got ", on_gpu.meta());
+  const Tensor got = to_host(on_gpu, "test"), want = to_host(expected, "test");
+  return visit(want.dtype(), [&]<class T>(Type<T>) -> std::string {
+    const T *a = want.data<T>(), *b = got.data<T>();
+    for (int64_t i = 0, n = want.numel(); i < n; ++i) {
+      if (std::memcmp(a + i, b + i, sizeof(T)) == 0) continue;
+      double x = convert<double>(a[i]), y = convert<double>(b[i]);
+      if (std::isnan(x) && std::isnan(y)) continue;
+      double allowed = bound.ulps * epsilon(want.dtype()) * std::max(std::fabs(x), 0.01) + bound.absolute;
+      if (is_floating(want.dtype()) && bound.ulps > 0 && std::fabs(x - y) <= allowed) continue;
+      return text::cat("element ", i, " of ", want.meta(), ": expected ", x, ", got ", y, ", allowed ", allowed);
+    }
+    return "";
+  });
+}
+void check_same(const Tensor& expected, const Tensor& on_gpu, Bound bound = {}) { CHECK(difference(expected, on_gpu, bound) == ""); }
+
+// Operators whose results are rounded once, or never: the same bits on both devices.
+const std::set<std::string_view> exact = {
+    "cast", "clone", "copy", "fill", "where", "transfer", "cat", "slice_scatter", "one_hot", "neg", "abs", "sign", "square", "sqrt",
+    "rsqrt", "reciprocal", "relu", "step", "leaky_relu", "isnan", "isinf", "isfinite", "logical_not", "add", "sub", "mul", "div",
+    "maximum", "minimum", "relu_grad", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "amax", "amin", "argmax",
+    "argmin", "uniform", "unscale", "check_finite", "scale_all", "scaler_update"};
+// Operators that add up: an error for each element.
+const std::set<std::string_view> sums = {"sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad",
+                                         "cross_entropy", "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
+
+Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
+  if (exact.contains(op)) return {};
+  if (op == "normal" && dtype != DType::f64) return {};
+  if (!sums.contains(op)) return {.ulps = 8};
+  return {.ulps = 4, .absolute = 4 * epsilon(dtype == DType::f64 ? dtype : DType::f32) * static_cast<double>(elements)};
+}
+
+Tensors run(const OpDef& op, Tensors in, const Attrs& attrs, bool recording = true) {
+  LayerScope kernel_only(uint8_t{0});
+  Call c{.op = &op, .in = std::move(in), .attrs = attrs, .out = {}, .recording = recording};
+  return dispatch(c);
+}
+
+// Runs one sample on both devices; false when the CPU refuses it.
+bool run_sample(const OpDef& op, const Sample& sample, DType dtype, Layout layout) {
+  Draws draws;
+  Tensors host, device, host_buffers, device_buffers;
+  int64_t elements = 0;
+  Call probe{.op = &op, .in = {}, .attrs = sample.attrs, .out = {}};
+  for (auto& s : sample.in) probe.in.push_back(s.present ? drawn(draws, s, s.dtype.value_or(dtype)) : Tensor());
+  for (size_t i = 0; i < probe.in.size(); ++i) {
+    const Tensor& x = probe.in[i];
+    Tensor h, d;
+    if (x.defined()) {
+      bool plain = sample.in[i].dtype.has_value() || (layout == Layout::broadcast && op.writes && op.writes(probe, i));
+      Laid l = lay(x, plain ? Layout::dense : layout);
+      elements = std::max(elements, x.numel());
+      host.push_back(l.on(Device::cpu(), h));
+      device.push_back(l.on(gpu, d));
+    } else {
+      host.push_back({});
+      device.push_back({});
+    }
+    host_buffers.push_back(h);
+    device_buffers.push_back(d);
+  }
+  Tensors expected;
+  try {
+    expected = run(op, host, sample.attrs);
+  } catch (const Error&) {
+    CHECK_THROWS_AS(run(op, device, sample.attrs), Error);
+    return false;
+  }
+  Tensors got = run(op, device, sample.attrs);
+  Bound bound = bound_for(op.name, dtype, elements);
+  REQUIRE(expected.size() == got.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    INFO("output " << i);
+    check_same(expected[i], got[i], bound);
+  }
+  for (size_t i = 0; i < device_buffers.size(); ++i) {
+    INFO("memory of input " << i);
+    check_same(host_buffers[i], device_buffers[i], bound);
+  }
+  return true;
+}
+
+constexpr DType every_dtype[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8, DType::b8};
+constexpr DType floating_dtypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16};
+
+// The same call on both devices, from a tensor on the CPU.
+template <class F> void compare(const Tensor& x, Bound bound, F f) { check_same(f(x), f(x.to(gpu)), bound); }
+Bound sum_bound(DType t, int64_t n) { return {.ulps = 4, .absolute = 4 * epsilon(t == DType::f64 ? t : DType::f32) * static_cast<double>(n)}; }
+
+}  // namespace
+
+TEST_CASE("every operator's samples on CUDA agree with the CPU") {
+  NEEDS_CUDA();
+  for (const OpDef* op : registry()) {
+    if (op->view || !op->samples || !op->kernel[1]) continue;
+    int ran = 0;
+    for (DType dtype : every_dtype) {
+      if (!contains(op->dtypes[0], dtype) && op->dtypes[0] != only(DType::i64)) continue;
+      for (Layout layout : {Layout::dense, Layout::transposed, Layout::strided, Layout::broadcast}) {
+        int number = 0;
+        for (auto& sample : op->samples()) {
+          INFO(op->name << ", sample " << number++ << ", " << name(dtype) << ", layout " << static_cast<int>(layout));
+          ran += run_sample(*op, sample, dtype, layout);
+        }
+      }
+    }
+    INFO(op->name);
+    CHECK(ran > 0);
+  }
+}
+
+TEST_CASE("every operator of the CPU has a CUDA kernel") {
+  NEEDS_CUDA();
+  const std::set<std::string_view> host_only = {"permutation"};
+  for (const OpDef* op : registry())
+    if (!op->view && op->kernel[0] && !host_only.contains(op->name)) {
+      INFO(op->name);
+      CHECK(op->kernel[1] != nullptr);
+    }
+}
+
+TEST_CASE("casts on CUDA have the CPU's bits") {
+  NEEDS_CUDA();
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const Tensor special = tensor<double>(
+      {0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, 1.0009765625, 1.00048828125, 65504, 65519, 65519.999, 65520, 1e5, -1e5, 6e-8, 0x1p-24, 0x1p-25,
+       0x1.0001p-25, 0x1.8p-24, 1e-40, 1e-46, 5e-324, 3.4028235e38, 3.4028236e38, 1e39, inf, -inf, nan, 127, 128, 255, 256, -128, 2147483647,
+       2147483648, -2147483649.0, 9.2e18, 9.3e18, -1e19, 1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-40, 1 + 0x1p-8, 1 + 0x1p-8 + 0x1p-50});
+  for (DType from : every_dtype)
+    for (DType to : every_dtype) {
+      INFO(name(from) << " to " << name(to));
+      compare(special.to(from), {}, [&](const Tensor& x) { return x.to(to); });
+      compare(drawn(3, {1003}, from, -300, 300), {}, [&](const Tensor& x) { return x.to(to); });
+      compare(drawn(4, {37, 41}, from, -300, 300), {}, [&](const Tensor& x) { return x.t().to(to); });
+    }
+}
+
+TEST_CASE("every 16-bit pattern widens and every kind of float narrows alike, NaN included") {
+  NEEDS_CUDA();
+  std::vector<uint16_t> patterns(1 << 16);
+  for (size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<uint16_t>(i);
+  std::vector<uint32_t> floats;
+  for (uint64_t i = 0; i < uint64_t{1} << 32; i += 4099) floats.push_back(static_cast<uint32_t>(i));
+  auto same_bits = [](const Tensor& a, const Tensor& b) {
+    Tensor host = b.cpu();
+    return std::memcmp(a.raw_data(), host.raw_data(), static_cast<size_t>(a.numel()) * size_of(a.dtype())) == 0;
+  };
+  for (DType t : {DType::f16, DType::bf16}) {
+    Tensor x = from_bytes(patterns.data(), t, {patterns.size()}, {.dtype = t});
+    CHECK(same_bits(x.to(DType::f32), x.to(gpu).to(DType::f32)));
+    Tensor y = from_bytes(floats.data(), DType::f32, {floats.size()}, {});
+    CHECK(same_bits(y.to(t), y.to(gpu).to(t)));
+  }
+}
+
+TEST_CASE("copies that transpose") {
+  NEEDS_CUDA();
+  for (DType t : {DType::u8, DType::f16, DType::f32, DType::f64})
+    for (auto& [shape, order] : std::vector<std::pair<Shape, Shape>>{{{70, 133}, {1, 0}}, {{3, 65, 40}, {0, 2, 1}}, {{65, 3, 40}, {1, 2, 0}},
+                                                                     {{33, 20, 35}, {2, 0, 1}}, {{2, 3, 17, 19}, {0, 2, 3, 1}}, {{1, 64, 64}, {0, 2, 1}}}) {
+      INFO(name(t) << ' ' << str(shape));
+      compare(drawn(5, shape, t), {}, [&](const Tensor& x) { return x.permute(order).clone(); });
+      compare(drawn(5, shape, t), {}, [&](const Tensor& x) {
+        Tensor y = zeros(x.permute(order).shape(), x.options());
+        return y.copy_(x.permute(order));
+      });
+    }
+}
+
+TEST_CASE("elementwise over shapes that pack in part") {
+  NEEDS_CUDA();
+  for (DType t : {DType::f32, DType::f16, DType::f64, DType::u8})
+    for (int64_t n : {1, 3, 8, 15, 16, 17, 31, 1000, 4096, 100003}) {
+      Tensor a = drawn(6, {n}, t), b = drawn(7, {n}, t), row = drawn(8, {3, n}, t);
+      INFO(name(t) << ' ' << n);
+      check_same(a + b, a.to(gpu) + b.to(gpu));
+      check_same(row + a, row.to(gpu) + a.to(gpu));  // broadcast over rows
+      check_same(row * row.slice(1, 0, 1), row.to(gpu) * row.to(gpu).slice(1, 0, 1));  // and over columns
+      check_same(a * 3, a.to(gpu) * 3);
+      check_same(2 - a, 2 - a.to(gpu));
+      check_same(a.slice(0, 1, {}) + b.slice(0, 1, {}), a.to(gpu).slice(0, 1, {}) + b.to(gpu).slice(0, 1, {}));  // not aligned
+      check_same(where(lt(a, b), a, 1), where(lt(a.to(gpu), b.to(gpu)), a.to(gpu), 1));
+      Tensor h = row.clone(), d = row.to(gpu);
+      h.slice(1, {}, {}, 2).fill_(7);
+      d.slice(1, {}, {}, 2).fill_(7);
+      check_same(h, d);
+    }
+}
+
+TEST_CASE("reductions of every shape of work") {
+  NEEDS_CUDA();
+  struct Case { Shape shape; uint32_t dims; };
+  for (auto& [shape, dims] : std::vector<Case>{{{1000003}, 1}, {{1 << 20}, 1}, {{300, 1000}, 1}, {{300, 1000}, 2}, {{5000, 10}, 1}, {{128, 10}, 1},
+                                               {{10, 5000}, 2}, {{4, 100001}, 2}, {{100001, 4}, 1}, {{7, 5, 32, 32}, 0b1101}, {{7, 32, 32, 5}, 0b0111},
+                                               {{6, 50, 70}, 2}, {{6, 50, 70}, 5}, {{33, 3, 5, 7}, 0b1010}, {{4096, 256}, 1}, {{2, 3}, 0}}) {
+    int64_t n = shape.numel();
+    for (DType t : floating_dtypes) {
+      INFO(str(shape) << " over " << dims << ' ' << name(t));
+      Tensor x = drawn(9, shape, t), whole = drawn(10, shape, t, -9, 9).to(DType::i32).to(t);  // many ties
+      auto same = [&]<class Op>(Type<Op>, const Tensor& v, Bound bound) {
+        auto f = [&](const Tensor& y) { return reduce::apply<Op>(y, {dims, false}); };
+        compare(v, bound, f);
+        check_same(f(v.to(gpu)), f(v.to(gpu)));  // the same bits every time
+        if (v.rank() == 2) compare(v, bound, [&](const Tensor& y) { return reduce::apply<Op>(y.t().clone().t(), {dims, true}); });
+        compare(v, bound, [&](const Tensor& y) { return reduce::apply<Op>(y.slice(-1, 1, {}, 2), {dims, true}); });
+      };
+      Bound b = sum_bound(t, n);
+      same(Type<reduce::Sum>{}, x, b);
+      same(Type<reduce::Mean>{}, x, b);
+      same(Type<reduce::Amax>{}, x, {});
+      same(Type<reduce::Argmax>{}, whole, {});
+      same(Type<reduce::Argmin>{}, whole, {});
+      if (is_16bit_dtype(t)) compare(x, b, [&](const Tensor& y) { return reduce::apply<reduce::Sum>(y, {dims, true, true}); });
+      compare(x, b, [&](const Tensor& y) { return call(op::var, {y}, Attrs::of(reduce::Var{dims, false, 1})); });
+    }
+    for (DType t : {DType::i32, DType::b8})
+      compare(drawn(11, shape, t, -9, 9), {}, [&](const Tensor& y) { return reduce::apply<reduce::Sum>(y, {dims, false}); });
+  }
+  Tensor far = drawn(12, {100000}, DType::f32, 9999, 10001);
+  compare(far, {.ulps = 64}, [](const Tensor& y) { return var(y); });
+}
+
+TEST_CASE("NaN passes through reductions") {
+  NEEDS_CUDA();
+  for (int64_t at : {0, 1, 500, 4999}) {
+    Tensor x = drawn(13, {5000}, DType::f32);
+    x.data<float>()[at] = NAN;
+    compare(x, {}, [](const Tensor& y) { return amax(y); });
+    compare(x, {}, [](const Tensor& y) { return amin(y); });
+    compare(x, {}, [](const Tensor& y) { return argmax(y); });
+    compare(x, {}, [](const Tensor& y) { return sum(y); });
+  }
+}
+
+TEST_CASE("softmax of lines long, short and strided") {
+  NEEDS_CUDA();
+  struct Case { Shape shape; int dim; };
+  for (auto& [shape, dim] : std::vector<Case>{{{300, 10}, 1}, {{9, 32}, 1}, {{5, 100}, 1}, {{5, 127}, 1}, {{3, 1000}, 1}, {{3, 4096}, 1}, {{3, 4097}, 1},
+                                              {{2, 16384}, 1}, {{2, 16385}, 1}, {{2, 40000}, 1}, {{10, 9000}, 0}, {{2, 3000, 3}, 1}, {{8, 4, 33}, 0}})
+    for (DType t : floating_dtypes) {
+      INFO(str(shape) << " along " << dim << ' ' << name(t));
+      Tensor x = drawn(14, shape, t, -8, 8), g = drawn(15, shape, t);
+      Bound b{.ulps = 8, .absolute = 8 * epsilon(t == DType::f64 ? t : DType::f32)};
+      compare(x, b, [&](const Tensor& v) { return softmax(v, dim); });
+      compare(x, b, [&](const Tensor& v) { return log_softmax(v, dim); });
+      compare(x.slice(1, 1, {}), b, [&](const Tensor& v) { return softmax(v, dim); });
+      for (OpDef* op : {&op::softmax_grad, &op::log_softmax_grad})
+        for (DType to : floating_dtypes) {
+          Tensor y = op == &op::softmax_grad ? softmax(x, dim) : log_softmax(x, dim).to(t);
+          Attrs a = Attrs::of(SoftmaxGradAttrs{dim, to});
+          check_same(call(*op, {y, g}, a), call(*op, {y.to(gpu), g.to(gpu)}, a),
+                     {.ulps = 8, .absolute = 4 * epsilon(t == DType::f64 ? t : DType::f32) * static_cast<double>(shape[static_cast<size_t>(dim)])});
+        }
+    }
+  const float inf = INFINITY;
+  for (auto& row : {tensor({-inf, 1.f, 2.f}), tensor({-inf, -inf, -inf}), tensor({inf, 1.f, 2.f}), tensor({NAN, 1.f, 2.f})}) {
+    compare(row, {.ulps = 4}, [](const Tensor& v) { return softmax(v, 0); });
+    compare(row, {.ulps = 4}, [](const Tensor& v) { return log_softmax(v, 0); });
+  }
+}
+
+TEST_CASE("cross_entropy of many rows and classes") {
+  NEEDS_CUDA();
+  for (auto [rows, classes] : {std::pair{128, 10}, {1000, 10}, {1, 3}, {40, 1000}, {33, 50257}, {5000, 7}, {0, 4}})
+    for (DType t : floating_dtypes)
+      for (double smoothing : {0.0, 0.1})
+        for (Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+          INFO(rows << " rows, " << classes << " classes, " << name(t) << ", smoothing " << smoothing);
+          Tensor x = drawn(16, {rows, classes}, t, -5, 5), target = drawn(17, {rows}, DType::i64, 0, classes);
+          Attrs a = Attrs::of(CrossEntropyAttrs{1, smoothing, reduction});
+          Tensors want = run(op::cross_entropy, {x, target}, a), got = run(op::cross_entropy, {x.to(gpu), target.to(gpu)}, a);
+          Bound b{.ulps = 64, .absolute = 16 * epsilon(t == DType::f64 ? t : DType::f32)};
+          for (size_t i = 0; i < 3; ++i) check_same(want[i], got[i], b);
+          check_same(want[0], run(op::cross_entropy, {x.to(gpu), target.to(gpu)}, a, false)[0], b);
+          check_same(got[0].cpu(), run(op::cross_entropy, {x.to(gpu), target.to(gpu)}, a)[0]);
+          Tensor g = ones(reduction == Reduction::none ? Shape{rows} : Shape{}, {.dtype = want[0].dtype()});
+          Tensors in{x, target, want[1], want[2], g}, on_gpu;
+          for (auto& v : in) on_gpu.push_back(v.to(gpu));
+          check_same(run(op::cross_entropy_grad, in, a)[0], run(op::cross_entropy_grad, on_gpu, a)[0], {.ulps = 16, .absolute = 1e-6});
+        }
+}
+
+TEST_CASE("a target out of range makes the loss NaN and throws at the next wait") {
+  NEEDS_CUDA();
+  Tensor x = drawn(18, {8, 10}, DType::f32).to(gpu);
+  for (Reduction reduction : {Reduction::mean, Reduction::none}) {
+    Tensor loss = cross_entropy(x, tensor<int64_t>({1, 2, 3, 12, 5, -7, 7, 8}).to(gpu), {.reduction = reduction});
+    CHECK_THROWS_WITH(backend(DeviceType::cuda).synchronize(0), Contains("cross_entropy: target 12 at 3 is out of range for 10"));
+    CHECK(std::isnan(sum(loss).item()));
+    CHECK_NOTHROW(backend(DeviceType::cuda).synchronize(0));
+  }
+}
+
+TEST_CASE("random draws are the CPU's, bit for bit") {
+  NEEDS_CUDA();
+  for (DType t : floating_dtypes)
+    for (int64_t n : {1, 4, 5, 1023, 1025, 100003}) {
+      INFO(name(t) << ' ' << n);
+      Tensor h = empty({n}, {.dtype = t}), d = empty({n}, {.dtype = t, .device = gpu});
+      manual_seed(7);
+      for (int draw = 0; draw < 3; ++draw) {
+        check_same(uniform_(h, -1.5, 2.25), uniform_(d, -1.5, 2.25));
+        check_same(normal_(h, 0.5, 3), normal_(d, 0.5, 3), t == DType::f64 ? Bound{.ulps = 64} : Bound{});
+      }
+      check_same(generator().state(Device::cpu()), generator().state(gpu));
+    }
+  Tensor h = empty({40, 30}), d = empty({40, 30}, {.device = gpu});
+  manual_seed(8);
+  check_same(uniform_(h.t().slice(0, 1, {}, 2)), uniform_(d.t().slice(0, 1, {}, 2)));
+}
+
+namespace {
+
+// An optimizer's call over many parameters, alike on both devices.
+struct Optimizing {
+  Tensors host, device;
+  void add(const Tensor& t) {
+    host.push_back(t);
+    device.push_back(t.defined() ? t.to(gpu) : Tensor());
+  }
+  Optimizing(int n, size_t states, DType p, DType g, DType shadow, double found_inf) {
+    DType wide = p == DType::f64 ? p : DType::f32;
+    add(tensor(0.1));
+    add(tensor<int64_t>(3));
+    add(tensor(0.5f));
+    add(tensor(static_cast<float>(found_inf)));
+    for (size_t list = 0; list < 3 + states; ++list)
+      for (int i = 0; i < n; ++i) {
+        Shape shape{i * 37 % 300 + (i == 7 ? 70000 : 0)};
+        bool is_shadow = list == 2 + states, absent = is_shadow && i % 3 == 0;
+        DType t = list == 0 ? p : list == 1 ? g : is_shadow ? shadow : wide;
+        add(absent ? Tensor() : drawn(100 * list + static_cast<uint64_t>(i), shape, t, list > 1 ? 0 : -1, 1));
+      }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("optimizers over many tensors") {
+  NEEDS_CUDA();
+  struct Kinds { DType p, g, shadow; };
+  for (auto [p, g, shadow] : {Kinds{DType::f32, DType::f32, DType::f16}, {DType::f32, DType::f16, DType::f16}, {DType::f32, DType::bf16, DType::bf16},
+                              {DType::f64, DType::f64, DType::f32}, {DType::f16, DType::f16, DType::f16}, {DType::bf16, DType::f32, DType::bf16},
+                              {DType::f32, DType::f64, DType::f16}, {DType::f64, DType::f16, DType::bf16}})
+    for (double found_inf : {0.0, 1.0}) {
+      INFO(name(p) << ", gradients " << name(g) << ", copies " << name(shadow) << ", found_inf " << found_inf);
+      constexpr int n = 150;
+      auto compare_step = [&](const OpDef& op, size_t states, const Attrs& attrs) {
+        Optimizing o(n, states, p, g, shadow, found_inf);
+        run(op, o.host, attrs);
+        run(op, o.device, attrs);
+        for (size_t i = 0; i < o.host.size(); ++i) {
+          INFO("input " << i);
+          check_same(o.host[i], o.device[i], found_inf != 0 ? Bound{} : Bound{.ulps = 16});
+        }
+      };
+      compare_step(op::sgd, 1, Attrs::of(update::SgdAttrs{n, 0.9, 0.1, 0.01, true, false}));
+      compare_step(op::adam, 2, Attrs::of(update::AdamAttrs{n, 0.9, 0.999, 1e-8, 0.01, true, false}));
+    }
+}
+
+TEST_CASE("unscaling, checks and norms of many tensors") {
+  NEEDS_CUDA();
+  for (double poison : {0.0, double(INFINITY), double(NAN)}) {
+    Tensors host{tensor(0.25f), tensor(0.f)}, device;
+    for (int i = 0; i < 500; ++i) {
+      Tensor t = drawn(static_cast<uint64_t>(i), {i * 31 % 400}, floating_dtypes[i % 4]);
+      if (i % 5 == 0 && t.numel() > 2) t = t.slice(0, {}, {}, 2);
+      host.push_back(t);
+    }
+    if (poison != 0) host[203].slice(0, 1, 2).fill_(poison);
+    for (auto& t : host) device.push_back(t.is_contiguous() ? t.to(gpu) : drawn(0, {2 * t.numel()}, t.dtype()).to(gpu).slice(0, {}, {}, 2).copy_(t.to(gpu)));
+    Tensors without(std::span<const Tensor>(device).subspan(2)), without_host(std::span<const Tensor>(host).subspan(2));
+    check_same(run(op::total_norm, without_host, {})[0], run(op::total_norm, without, {})[0], {.ulps = 4});
+    Tensors flag{tensor(0.f).to(gpu)};
+    flag.append(without.begin(), without.end());
+    run(op::check_finite, flag, {});
+    CHECK(flag[0].item() == (poison != 0));
+    run(op::unscale, host, {});
+    run(op::unscale, device, {});
+    for (size_t i = 0; i < host.size(); ++i) check_same(host[i], device[i]);
+    CHECK(device[1].item() == (poison != 0));
+    for (DType factor : {DType::f32, DType::f64}) {
+      Tensor by = tensor(0.3).to(factor);
+      scale_all_({without_host.begin(), without_host.end()}, by);
+      scale_all_({without.begin(), without.end()}, by.to(gpu));
+    }
+    for (size_t i = 0; i < host.size(); ++i) check_same(host[i], device[i]);
+  }
+}
+
+TEST_CASE("more than 2^31 elements") {
+  NEEDS_CUDA();
+  const int64_t n = (int64_t{1} << 31) + 1003;
+  Tensor x;
+  try {
+    x = full({n}, 3, {.dtype = DType::u8, .device = gpu});
+  } catch (const Error&) {
+    HT_SKIP("not enough device memory");
+  }
+  CHECK(sum(x).item<int64_t>() == 3 * n);
+  x.slice(0, n - 1, n).fill_(9);
+  CHECK(argmax(x).item<int64_t>() == n - 1);
+  x.copy_(x + 1);
+  CHECK(sum(x.slice(0, {}, {}, 2)).item<int64_t>() == 4 * (n / 2) + 10);
+  CHECK(sum(x.slice(0, n - 3, n)).item<int64_t>() == 18);
+}
