@@ -86,7 +86,7 @@ template <class Op> constexpr OpDef describe() {
   return d;
 }
 // Constant-initialised, so that a backend may fill its kernel slot whenever it comes.
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Tensor& x, const Op& op = {}) { return call(def<Op>, {x}, elementwise::attrs_of(op)); }
 
 }  // namespace unary
@@ -140,7 +140,7 @@ template <class Op> constexpr OpDef describe() {
   d.samples = [] { return samples(low_of<Op>(), high_of<Op>(), true, attrs_with<Op>); };
   return d;
 }
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Operand& a, const Operand& b) {
   return apply(def<Op>, elementwise::types_of<Op>(), a, b, attrs_with<Op>);
 }

@@ -153,7 +153,7 @@ template <class Op> constexpr OpDef describe() {
   d.samples = [] { return samples(has_identity<Op>); };
   return d;
 }
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Tensor& x, Dims d) { return call(def<Op>, {x}, Attrs::of(d)); }
 
 }  // namespace reduce
