@@ -263,8 +263,8 @@ Tensor Run::through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor
 // Notes for a captured step what it assumed of this slot, and what replays leave in it.
 void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   CaptureLog* log = thread_state().capture;
-  if (!log || leaf.log == log) return;
-  leaf.log = log;
+  if (!log || leaf.capture == log->serial) return;
+  leaf.capture = log->serial;
   leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp});
   std::weak_ptr<Body> weak = body;
   if (reads)
@@ -283,7 +283,8 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
 void set_slot(Leaf& leaf, bool empty, uint64_t stamp) {
   leaf.empty = empty;
   leaf.stamp = stamp;
-  if (leaf.log && leaf.log == thread_state().capture) *leaf.final_state = {empty, stamp};
+  CaptureLog* log = thread_state().capture;
+  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp};
 }
 
 bool can_become_buffer(const Tensor& g) {

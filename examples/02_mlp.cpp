@@ -84,6 +84,7 @@ Result train(const Options& o, const std::string& precision, const data::TensorD
   auto start = std::chrono::steady_clock::now();
   for (int epoch = 1; epoch <= o.epochs; ++epoch) {
     total.zero_();
+    opt.set_lr(o.lr * (1 - 0.95 * (epoch - 1) / std::max(1, o.epochs - 1)));  // linearly down to a twentieth
     for (auto& [x, target] : progress(loader, precision + " epoch " + std::to_string(epoch))) step(x, target);
     r.losses.push_back(total.item() / static_cast<double>(loader.size()));
     r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -131,7 +132,7 @@ int main(int argc, char** argv) {
   app.add_option("--precision", o.precision, "fp32, fp16 or bf16, or several; fp16 scales the loss")->check(CLI::IsMember({"fp32", "fp16", "bf16"}))->capture_default_str();
   app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--lr", o.lr, "learning rate of the first epoch; it falls linearly")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--seed", o.seed, "of weights and order; the same seed gives the same bits")->capture_default_str();
   app.add_option("--workers", o.workers, "threads that prepare batches")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--out", o.out, "folder for what is written")->capture_default_str();

@@ -121,7 +121,8 @@ struct ProgressBar::State {
   std::vector<std::string> facts(double now, bool over) const {
     const double seconds = now - begun, rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
     std::vector<std::string> all = {steps >= 0 ? text::cat(done, "/", steps) : std::to_string(done)};
-    if (done > 0 && rate > 0) all.push_back(short_number(rate, 3) + "/s");
+    if (done > 0 && rate > 0)
+      all.push_back((rate < 100 ? short_number(rate, 3) : std::to_string(std::llround(std::min(rate, 1e15)))) + "/s");
     if (over)
       all.push_back(clock_time(seconds));
     else if (done > 0 && rate > 0 && steps >= done)

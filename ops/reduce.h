@@ -27,7 +27,7 @@ template <class T> inline constexpr T infinity = std::numeric_limits<T>::infinit
 template <class T> HT_HD constexpr T lowest() { return infinity<T> > T(0) ? static_cast<T>(-infinity<T>) : smallest<T>; }
 template <class T> HT_HD constexpr T highest() { return infinity<T> > T(0) ? infinity<T> : largest<T>; }
 // The number of elements that `d` reduces of a tensor of this shape.
-int64_t count(const Shape& x, uint32_t dims);
+HT_API int64_t count(const Shape& x, uint32_t dims);
 
 struct Sum {
   static constexpr auto name = "sum", doc = "the sum over dimensions; of integers and bool, in i64";
@@ -126,9 +126,9 @@ struct Argmin {
 
 using All = elementwise::List<Sum, Mean, Amax, Amin, Argmax, Argmin>;
 
-Metas infer(const Call& c, DTypes allowed, bool identity, DType (*result)(DType));
-std::vector<Sample> samples(bool identity);
-Tensor restore_dims(const Tensor& y, const Shape& x, Dims d);  // back to size-1 dimensions where they went
+HT_API Metas infer(const Call& c, DTypes allowed, bool identity, DType (*result)(DType));
+HT_API std::vector<Sample> samples(bool identity);
+HT_API Tensor restore_dims(const Tensor& y, const Shape& x, Dims d);  // back to size-1 dimensions where they went
 
 template <class Op> DType result_dtype(DType t) {
   return visit<Op::types>(t, []<class T>(Type<T>) { return dtype_of<typename Op::template Result<T>>; });
@@ -153,13 +153,13 @@ template <class Op> constexpr OpDef describe() {
   d.samples = [] { return samples(has_identity<Op>); };
   return d;
 }
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Tensor& x, Dims d) { return call(def<Op>, {x}, Attrs::of(d)); }
 
 }  // namespace reduce
 
 namespace op {
-extern OpDef var;
+extern HT_API OpDef var;
 }
 
 // ---- over all elements, to a 0-d tensor; or over dims (negative count from the back)

@@ -89,13 +89,13 @@ TEST_CASE("what is no IDX file, or not a whole one, is one sentence") {
 
 TEST_CASE("sizes that the file cannot hold take no memory") {
   Reading reading;
-  reset_cpu_peak();
-  const int64_t before = cpu_peak_bytes();
+  reset_peak_memory(Device::cpu());
+  const int64_t before = memory_stats(Device::cpu()).peak;
   CHECK(
       reading(header(0x08, {1u << 31, 1u << 31}) + "abc") ==
       "f: expected 4611686018427387904 bytes of elements for [2147483648, 2147483648] (u8), which a file of this size "
       "cannot hold; it is truncated or damaged");
-  CHECK(cpu_peak_bytes() == before);
+  CHECK(memory_stats(Device::cpu()).peak == before);
 }
 
 TEST_CASE("the subset that comes with Halftone") {
@@ -156,12 +156,12 @@ TEST_CASE("several compressed parts are one file, and a claim beyond what they c
   const std::string content = header(0x08, {1u << 31});
   std::string gz("\x1f\x8b\x08\0\0\0\0\0\0\xff\x01\x08\0\xf7\xff", 15);
   gz += content + std::string("\217\302\110\131\010\000\000\000", 8);
-  reset_cpu_peak();
-  const int64_t before = cpu_peak_bytes();
+  reset_peak_memory(Device::cpu());
+  const int64_t before = memory_stats(Device::cpu()).peak;
   CHECK(reading(gz) ==
         "f: expected 2147483648 bytes of elements for [2147483648] (u8), which a file of this size cannot "
         "hold; it is truncated or damaged");
-  CHECK(cpu_peak_bytes() == before);
+  CHECK(memory_stats(Device::cpu()).peak == before);
 }
 
 TEST_CASE("a folder without data says where to get it") {

@@ -122,6 +122,12 @@ TEST_CASE("any range: of unknown length, an array, one that is empty") {
   CHECK(screen.text == "array: 3/3, 0:00\nunknown: 2, 0:00\nempty: 0/0, 0:00\n");
 }
 
+TEST_CASE("fast loops have whole rates") {
+  Screen screen(false);
+  for ([[maybe_unused]] int v : progress(std::vector<int>(3000))) screen.now += 0.0005;
+  CHECK(screen.text == "3000/3000, 2000/s, 0:01\n");
+}
+
 TEST_CASE("a temporary range and label are owned, a named range is not copied") {
   Screen screen(false);
   struct Fixed {

@@ -321,8 +321,8 @@ TEST_CASE("random damage never does harm") {
                                 "\"__metadata__\":{"};
   const int64_t rounds = std::getenv("HALFTONE_FULL") ? 200000 : 4000;
   int64_t loaded = 0;
-  reset_cpu_peak();
-  const int64_t before = cpu_bytes();
+  reset_peak_memory(Device::cpu());
+  const int64_t before = memory_stats(Device::cpu()).peak;
   for (int64_t round = 0; round < rounds; ++round) {
     std::string bytes = whole;
     const Philox4 r = philox(11, static_cast<uint64_t>(round));
@@ -368,5 +368,5 @@ TEST_CASE("random damage never does harm") {
     REQUIRE(error.size() < 400);
   }
   CHECK(loaded > 0);
-  CHECK(cpu_peak_bytes() - before <= 2 * static_cast<int64_t>(whole.size()));
+  CHECK(memory_stats(Device::cpu()).peak - before <= 2 * static_cast<int64_t>(whole.size()));
 }
