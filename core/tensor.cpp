@@ -47,6 +47,8 @@ int64_t Tensor::size(int64_t dim) const {
   return shape()[static_cast<size_t>(normalize_dim("size", dim, rank()))];
 }
 
+const Meta& Tensor::refuse_undefined() { throw Error("a tensor is undefined; it has no shape, dtype or data"); }
+
 void* Tensor::raw_data() const {
   HT_CHECK(defined(), "data: the tensor is undefined");
   HT_CHECK(!storage()->expired(), "data: ", storage()->expired());

@@ -153,6 +153,7 @@ Tensor where(const Tensor& condition, const Operand& a, const Operand& b) {
   HT_CHECK(a.is_tensor() || b.is_tensor(), "where: expected at least one tensor to choose from, got two numbers");
   const Tensor& some = a.is_tensor() ? a.tensor() : b.tensor();
   DType t = a.is_tensor() && b.is_tensor() ? promote(a.tensor().dtype(), b.tensor().dtype()) : some.dtype();
+  if ((!a.is_tensor() && !a.scalar().integral()) || (!b.is_tensor() && !b.scalar().integral())) t = is_floating(t) ? t : DType::f32;
   auto dense = [&](const Operand& o) {
     if (!o.is_tensor()) return full({}, o.scalar(), {.dtype = t, .device = some.device()});
     Tensor x = cast(o.tensor(), t);
@@ -239,6 +240,7 @@ Tensor& Tensor::copy_(const Tensor& from) {
     HT_CHECK(broadcast("copy_", shape(), source.shape()) == shape(), "copy_: cannot broadcast ", source.shape(), " to ", shape());
     source = halftone::expand(source, shape());
   }
+  if (source.storage() == storage() && source.body() != body()) source = source.clone();  // the two may overlap
   call_all(op::copy, {*this, source});
   return *this;
 }
