@@ -109,9 +109,13 @@ void Tensor::set_(const Tensor& value) const {
 Scalar Tensor::first() const {
   HT_CHECK(defined(), "item: the tensor is undefined");
   HT_CHECK(numel() == 1, "item: needs a tensor of one element, got ", meta());
-  Tensor host = to_host(*this, "item");
-  return visit(dtype(), [&]<class T>(Type<T>) {
-    T v = *host.data<T>();
+  return host_value(to_host(*this, "item"));
+}
+
+Scalar host_value(const Tensor& t) {
+  HT_CHECK(t.numel() == 1 && t.device().type == DeviceType::cpu, "host_value: expected one element on the CPU, got ", t.meta(), " on ", t.device());
+  return visit(t.dtype(), [&]<class T>(Type<T>) {
+    T v = *t.data<T>();
     if constexpr (is_16bit<T>) return Scalar(static_cast<float>(v));
     else return Scalar(v);
   });

@@ -171,6 +171,8 @@ class HT_API Tensor {
 HT_API std::string str(const Tensor& t);  // values, shape and dtype, abbreviated when large
 HT_API std::ostream& operator<<(std::ostream& os, const Tensor& t);
 
+// The number in a CPU tensor of one element; needs no wait, so it is allowed wherever a call is.
+HT_API Scalar host_value(const Tensor& t);
 // A contiguous CPU copy (or the tensor itself when it is one already), outside the tape. Waits for the device.
 HT_API Tensor to_host(const Tensor& t, const char* who);
 

@@ -221,7 +221,8 @@ Tensor Tensor::to(Device device) const {
   backend(device.type);  // says clearly when there is none
   if (device.type == DeviceType::cpu) check_may_sync("to(cpu)");
   // One number travels as a kernel's argument: no copy, no wait, and legal while a step is captured.
-  if (rank() == 0 && this->device().type == DeviceType::cpu && !requires_grad()) return full({}, first(), {.dtype = dtype(), .device = device});
+  if (rank() == 0 && this->device().type == DeviceType::cpu && !requires_grad()) 
+    return full({}, host_value(*this), {.dtype = dtype(), .device = device});
   return call(op::transfer, {contiguous()}, Attrs::of(device));
 }
 Tensor Tensor::to(const TensorOptions& o) const {

@@ -40,7 +40,7 @@ struct Sum {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s + x; }
   template <class A> HT_HD static A merge(A s, A t) { return s + t; }
   template <class A> HT_HD static A finish(A s, int64_t) { return s; }
-  static Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x) { return expand(g, x); }
+  static HT_API Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x) { return expand(g, x); }
 };
 struct Mean {
   static constexpr auto name = "mean", doc = "the mean over dimensions; of nothing, NaN";
@@ -53,7 +53,7 @@ struct Mean {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s + x; }
   template <class A> HT_HD static A merge(A s, A t) { return s + t; }
   template <class A> HT_HD static A finish(A s, int64_t n) { return s / static_cast<A>(n); }
-  static Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x);
+  static HT_API Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x);
 };
 // The largest element; NaN if there is one. Ties share the gradient equally.
 struct Amax {
@@ -67,7 +67,7 @@ struct Amax {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s >= x || s != s ? s : x; }
   template <class A> HT_HD static A merge(A s, A t) { return s >= t || s != s ? s : t; }
   template <class A> HT_HD static A finish(A s, int64_t) { return s; }
-  static Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&);
+  static HT_API Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&);
 };
 struct Amin {
   static constexpr auto name = "amin", doc = "the smallest element over dimensions; NaN if there is one";
@@ -80,7 +80,7 @@ struct Amin {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s <= x || s != s ? s : x; }
   template <class A> HT_HD static A merge(A s, A t) { return s <= t || s != s ? s : t; }
   template <class A> HT_HD static A finish(A s, int64_t) { return s; }
-  static Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&) { return Amax::df(x, y, g, {}); }
+  static HT_API Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&) { return Amax::df(x, y, g, {}); }
 };
 template <class A> struct Best {
   A value;
