@@ -73,9 +73,12 @@ template <int pointers, class Launch> Gather<pointers, Launch> gather_into(int64
 __device__ inline bool is_finite(float v) { return ::fabs(v) <= largest<float>; }
 __device__ inline bool is_finite(double v) { return ::fabs(v) <= largest<double>; }
 
-int64_t total_elements(std::span<const Tensor> tensors) {
+int64_t total_elements(const char* name, std::span<const Tensor> tensors) {
   int64_t n = 0;
-  for (auto& t : tensors) n += t.numel();
+  for (auto& t : tensors) {
+    HT_CHECK(is_floating(t.dtype()), name, ": expected tensors of floating dtypes, got ", t.meta());
+    n += t.numel();
+  }
   return n;
 }
 
@@ -189,22 +192,19 @@ template <class Optimizer> class Update {
       update_with<bfloat16, bfloat16>(shadow_dtype);
       update_with<bfloat16, float>(shadow_dtype);
     }
-    for (int i = 0; i < n_; ++i)
-      if (shadow(i).defined() && !fused_copy(i)) call_all(op::copy, {shadow(i), item(0, i)});
     launch(call_.op->name, advance_step, 1, 1, call_.in[update::step_at].data<int64_t>(), controls_);
   }
 
  private:
   const Tensor& item(size_t list, int i) const { return update::item(call_, n_, list, i); }
   const Tensor& shadow(int i) const { return item(2 + Optimizer::states, i); }
-  // The kernel writes dense 16-bit copies; any other is made after.
-  bool fused_copy(int i) const { return shadow(i).defined() && is_16bit_dtype(shadow(i).dtype()) && shadow(i).is_contiguous(); }
-
   // Gradients whose dtype has no kernel of its own are converted to the one that the update computes in.
   Kinds kinds(int i) const {
     const DType p = item(0, i).dtype(), g = item(1, i).dtype(), wide = p == DType::f64 ? p : DType::f32;
-    const bool own = g == p || g == wide || (p == DType::f32 && is_16bit_dtype(g));
-    return {p, own ? g : wide, fused_copy(i) ? shadow(i).dtype() : DType::f16};
+    const bool own = g == p || g == wide || (p == DType::f32 && is_16bit_dtype(g)), copied = shadow(i).defined();
+    HT_CHECK(!copied || (is_16bit_dtype(shadow(i).dtype()) && shadow(i).is_contiguous()), call_.op->name,
+             ": expected dense 16-bit copies of parameters, got ", shadow(i).meta());
+    return {p, own ? g : wide, copied ? shadow(i).dtype() : DType::f16};
   }
 
   template <class P, class G> void update_with(DType shadow_dtype) {
@@ -214,10 +214,10 @@ template <class Optimizer> class Update {
     auto address = [](const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; };
     for (int i = 0; i < n_; ++i) {
       if (kinds_[static_cast<size_t>(i)] != Kinds{dtype_of<P>, dtype_of<G>, shadow_dtype}) continue;
-      const Tensor g = cast(item(1, i), dtype_of<G>).contiguous();
+      const Tensor &given = item(1, i), g = cast(given, dtype_of<G>).contiguous();
       gather.add({item(0, i).raw_data(), g.raw_data(), address(item(2, i)), Optimizer::states == 2 ? address(item(3, i)) : nullptr,
-                  fused_copy(i) ? shadow(i).raw_data() : nullptr},
-                 item(0, i).numel(), g);
+                  address(shadow(i))},
+                 item(0, i).numel(), g.body() == given.body() ? Tensor() : g);
     }
     gather.flush();
   }
@@ -273,10 +273,11 @@ __global__ void __launch_bounds__(update_threads) change_kernel(const F f, const
 
 // Replaces every element by f(element), F<T>(arguments...) being f for dtype T.
 template <template <class> class F, class... A> void change_all(const char* name, std::span<const Tensor> tensors, A... arguments) {
+  const int64_t elements = total_elements(name, tensors);
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
     visit<floating_types>(dtype, [&]<class T>(Type<T>) {
       const F<T> f{arguments...};
-      auto gather = gather_into<1>(total_elements(tensors), [&](const Table<1>& table, int blocks) {
+      auto gather = gather_into<1>(elements, [&](const Table<1>& table, int blocks) {
         launch(name, change_kernel<F<T>, T>, blocks, update_threads, f, table, f.writes());
       });
       for (auto& t : tensors) {
@@ -333,7 +334,7 @@ template <class Y> __global__ void __launch_bounds__(1024) norm_kernel(Y* y, con
 }
 
 void run_total_norm(const Call& c, std::span<Tensor> out) {
-  const int64_t elements = total_elements(c.in);
+  const int64_t elements = total_elements("total_norm", c.in);
   int64_t chunks = static_cast<int64_t>(c.in.size()) + ceil_div(elements, 2048), used = 0;  // at most
   Scratch sums(static_cast<size_t>(chunks) * sizeof(double));
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
