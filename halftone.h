@@ -13,6 +13,8 @@
 #include "halftone/core/state_dict.h"
 #include "halftone/core/thread_state.h"
 #include "halftone/core/version.h"
+#include "halftone/data/data.h"
+#include "halftone/io/io.h"
 #include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"
 #include "halftone/optim/optim.h"

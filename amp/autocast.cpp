@@ -39,6 +39,7 @@ Tensor current_copy(const Tensor& w, DType dtype) {
     shadows.add({dtype, ~uint64_t{0}, Tensor::empty(Meta(w.shape(), dtype, w.device()))});
     s = shadows.find(dtype);
   }
+  shadows.in_use = dtype;
   if (s->version != w.version()) {
     call_into(op::cast, {w.detach()}, Attrs::of(dtype), s->copy);
     s->version = w.version();
@@ -92,7 +93,7 @@ Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_o
     }
     any |= d.enabled;
   }
-  next->cache = o.cache;
+  next->cache &= o.cache;
   next->strict |= o.strict;
   if (o.policy) next->policy = std::make_shared<const Policy>(*o.policy);
   ThreadState& t = thread_state();

@@ -14,7 +14,7 @@ struct AutocastOptions {
   std::optional<DType> dtype = {};        // f16 or bf16; by default f16 on CUDA, bf16 on the CPU
   std::optional<DeviceType> device = {};  // by default every type
   bool enabled = true;                    // false: an island that runs in the dtypes it is given
-  bool cache = true;                      // keep 16-bit copies of weights
+  bool cache = true;                      // keep 16-bit copies of weights; false holds for regions inside, too
   bool strict = false;                    // an operator that climbs back to f32 by its inputs is an error that names it
   std::optional<Policy> policy = {};
 };

@@ -201,12 +201,10 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   return outcome;
 }
 
-void GradScaler::update() {
-  if (!options_.enabled) return;
-  check_made("update");
-  NoGrad off;
+// Ends the iteration: the scale changes by its rule, and outcomes become known.
+void GradScaler::settle(const Tensor& scale, const Tensor& inverse, const Tensor& streak) {
   if (!order_.empty()) {
-    Tensors in{scale_, inverse_, streak_, skipped_, board_->memory.device_side};
+    Tensors in{scale, inverse, streak, skipped_, board_->memory.device_side};
     for (auto id : order_) in.push_back(optimizers_[id].found_inf);
     update::ScalerAttrs a{options_.growth_factor, options_.backoff_factor, options_.min_scale, options_.max_scale, options_.growth_interval,
                           optimizers_[order_[0]].slot};
@@ -219,16 +217,20 @@ void GradScaler::update() {
   }
 }
 
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  check_made("update");
+  NoGrad off;
+  settle(scale_, inverse_, streak_);
+}
 void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   HT_CHECK(new_scale > 0 && std::isfinite(new_scale), "update: expected a finite scale above 0, got ", new_scale);
   check_made("update");
   NoGrad off;
+  settle(scale_, inverse_, streak_.clone());
   scale_.fill_(new_scale);
   inverse_.fill_(1 / new_scale);
-  for (auto id : order_) optimizers_[id].found_inf.fill_(0);
-  order_.clear();
-  for (auto& [id, e] : optimizers_) e.stage = Stage::ready;
 }
 
 double GradScaler::get_scale() const {

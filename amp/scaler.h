@@ -77,6 +77,7 @@ class HT_API GradScaler {
   void make_state(Device device);
   void check_made(const char* who) const;
   void count_skips();
+  void settle(const Tensor& scale, const Tensor& inverse, const Tensor& streak);
 
   GradScalerOptions options_;
   uint64_t stamp_;

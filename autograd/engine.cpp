@@ -45,7 +45,11 @@ class Run {
     bool needed = false;
     Tensors grads;
   };
-  struct LeafWaiting { int missing = 0; Tensor handle; };
+  struct LeafWaiting {
+    int missing = 0;
+    Tensor handle;
+    Tensor sum;  // for hooks, which see the whole gradient
+  };
 
   void plan();
   bool wants(const Edge& e) const;
@@ -56,7 +60,8 @@ class Run {
   void accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g);
   bool may_absorb(Step& s, size_t i);
   Tensor destination(Step& s, size_t i);
-  void finish_leaf(const Edge& e);
+  void deliver_to_leaf(const Edge& e, Tensor g);
+  void take(const Edge& e, Leaf& leaf, Tensor g);
 
   bool create_graph_, retain_graph_, accumulate_ = true;
   std::vector<Edge> roots_;
@@ -223,20 +228,26 @@ void Run::deliver(const Edge& e, const Meta& expected, Tensor g, const char* fro
     if (--w.missing == 0 && (w.needed || targets_.contains(place_of(e)) || !e.node->hooks.empty())) ready_.push(e.node.get());
     return;
   }
-  AutogradMeta& m = meta_of(Tensor(e.leaf));
-  if (g.defined()) {
-    g = through_hooks(m.leaf().hooks, std::move(g));
-    if (accumulate_) accumulate(e.leaf, m.leaf(), std::move(g));
-    else if (auto t = targets_.find(place_of(e)); t != targets_.end()) t->second = t->second.defined() ? t->second + g : std::move(g);
-  }
-  finish_leaf(e);
+  deliver_to_leaf(e, std::move(g));
 }
 
-void Run::finish_leaf(const Edge& e) {
-  if (--leaves_[e.leaf.get()].missing > 0 || !accumulate_) return;
+void Run::deliver_to_leaf(const Edge& e, Tensor g) {
   Tensor handle(e.leaf);
   Leaf& leaf = meta_of(handle).leaf();
+  LeafWaiting& w = leaves_[e.leaf.get()];
+  if (g.defined()) {
+    if (leaf.hooks.empty()) take(e, leaf, std::move(g));
+    else w.sum = w.sum.defined() ? w.sum + g : std::move(g);
+  }
+  if (--w.missing > 0) return;
+  if (w.sum.defined()) take(e, leaf, through_hooks(leaf.hooks, std::move(w.sum)));
+  if (!accumulate_) return;
   for (auto& h : std::vector(leaf.post_accumulate)) h.f(handle);
+}
+
+void Run::take(const Edge& e, Leaf& leaf, Tensor g) {
+  if (accumulate_) return accumulate(e.leaf, leaf, std::move(g));
+  if (auto t = targets_.find(place_of(e)); t != targets_.end()) t->second = t->second.defined() ? t->second + g : std::move(g);
 }
 
 Tensor Run::through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor g) {
@@ -252,8 +263,8 @@ Tensor Run::through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor
 // Notes for a captured step what it assumed of this slot, and what replays leave in it.
 void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   CaptureLog* log = thread_state().capture;
-  if (!log || leaf.log == log) return;
-  leaf.log = log;
+  if (!log || leaf.capture == log->serial) return;
+  leaf.capture = log->serial;
   leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp});
   std::weak_ptr<Body> weak = body;
   if (reads)
@@ -272,7 +283,8 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
 void set_slot(Leaf& leaf, bool empty, uint64_t stamp) {
   leaf.empty = empty;
   leaf.stamp = stamp;
-  if (leaf.log && leaf.log == thread_state().capture) *leaf.final_state = {empty, stamp};
+  CaptureLog* log = thread_state().capture;
+  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp};
 }
 
 bool can_become_buffer(const Tensor& g) {

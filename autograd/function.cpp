@@ -13,15 +13,18 @@ constexpr auto autocast_slot = static_cast<size_t>(Layer::autocast);
 class FunctionNode final : public Node {
  public:
   FunctionNode(const std::vector<Tensor>& x, std::span<const Tensor> y, std::shared_ptr<Context> ctx, detail::FunctionBackward f, FunctionCast cast,
-               const char* mangled)
-      : Node(mangled), context_(std::move(ctx)), backward_(f) {
+               const char* function)
+      : Node(function), context_(std::move(ctx)), backward_(f) {
     for (auto& t : x) {
       Input& i = inputs.emplace_back();
       if (!t.defined()) continue;
       i.edge = edge_of(t);
       i.meta = t.meta();
     }
-    for (auto& t : y) outputs.emplace_back().meta = t.meta();
+    for (auto& t : y) {
+      Output& o = outputs.emplace_back();
+      if (t.defined()) o.meta = t.meta();
+    }
     if (cast == FunctionCast::any && thread_state().on(Layer::autocast)) autocast_ = thread_state().slot[autocast_slot];
   }
 
@@ -38,7 +41,7 @@ class FunctionNode final : public Node {
     } restore{state.slot[autocast_slot], std::move(saved_slot)};
     if (autocast_) state.slot[autocast_slot] = autocast_;
     std::vector<Tensor> g = backward_(*context_, step.grads);
-    HT_CHECK(g.size() == inputs.size(), text::demangle(name), "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
+    HT_CHECK(g.size() == inputs.size(), name, "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
     return Tensors(std::span<const Tensor>(g));
   }
   void release() override {

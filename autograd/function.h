@@ -11,6 +11,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <tuple>
 #include <typeinfo>
 #include <vector>
@@ -94,8 +95,9 @@ template <class F> struct Function {
       if constexpr (detail::output_count<Y> == 0) return F::backward(c, g);
       else return [&]<size_t... I>(std::index_sequence<I...>) { return F::backward(c, g[I]...); }(std::make_index_sequence<detail::output_count<Y>>());
     };
-    if constexpr (std::same_as<Y, Tensor>) detail::attach_function({&y, 1}, x, std::move(ctx), backward, F::cast, typeid(F).name());
-    else detail::attach_function(y, x, std::move(ctx), backward, F::cast, typeid(F).name());
+    static const std::string name = text::demangle(typeid(F).name());
+    if constexpr (std::same_as<Y, Tensor>) detail::attach_function({&y, 1}, x, std::move(ctx), backward, F::cast, name.c_str());
+    else detail::attach_function(y, x, std::move(ctx), backward, F::cast, name.c_str());
     return y;
   }
 

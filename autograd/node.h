@@ -29,7 +29,7 @@ struct Leaf {
 
   // While a step is captured: what the slot was when the step first looked, and what the step leaves.
   struct Final { bool empty; uint64_t stamp; };
-  CaptureLog* log = nullptr;
+  uint64_t capture = 0;  // which one looked last: CaptureLog::serial
   std::shared_ptr<Final> final_state;
 };
 

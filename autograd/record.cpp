@@ -11,21 +11,20 @@ std::atomic<uint64_t> sequences{1}, hook_ids{1};
 
 // Destroying a node may free the last handle to the node before it, and so on along a graph of any depth: what a node
 // held is queued and destroyed in a loop.
-struct Graveyard {
-  std::vector<SmallVector<Node::Input, 3>> waiting;
-  bool busy = false;
-};
-thread_local Graveyard graveyard;
+// The queue lives on the stack of the outermost call, so that graphs in static objects may die after the thread's own.
+using Graveyard = std::vector<SmallVector<Node::Input, 3>>;
+thread_local Graveyard* graveyard = nullptr;
 
 void bury(SmallVector<Node::Input, 3> inputs) {
-  graveyard.waiting.push_back(std::move(inputs));
-  if (graveyard.busy) return;
-  graveyard.busy = true;
-  while (!graveyard.waiting.empty()) {
-    auto next = std::move(graveyard.waiting.back());
-    graveyard.waiting.pop_back();
+  if (graveyard) return graveyard->push_back(std::move(inputs));
+  Graveyard waiting;
+  graveyard = &waiting;
+  waiting.push_back(std::move(inputs));
+  while (!waiting.empty()) {
+    auto next = std::move(waiting.back());
+    waiting.pop_back();
   }
-  graveyard.busy = false;
+  graveyard = nullptr;
 }
 
 // What a rule of an operator sees.
@@ -147,6 +146,7 @@ OpNode::OpNode(const Call& call, std::span<const Tensor> out) : Node(call.op->na
 
 Tensors OpNode::backward(Step& step) {
   OpRule rule(*this, step);
+  HT_CHECK(!step.create_graph || op.order > 1, name, ": can be differentiated once, and create_graph asks for more");
   bool fused = op.fused_backward && !step.create_graph;
   step.absorbed.resize(inputs.size());
   if (fused) rule.absorb();

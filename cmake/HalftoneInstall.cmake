@@ -7,13 +7,13 @@ install(EXPORT HalftoneTargets NAMESPACE Halftone:: DESTINATION ${package})
 foreach(folder ${folders})
   if(EXISTS ${PROJECT_SOURCE_DIR}/${folder})
     install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/halftone
-            FILES_MATCHING PATTERN "*.h")
+            FILES_MATCHING PATTERN "*.h" PATTERN fashion-mnist-subset EXCLUDE)
   endif()
 endforeach()
 install(FILES halftone.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/halftone OPTIONAL)
 if(HALFTONE_HAS_CUDA)
   install(DIRECTORY cuda DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/halftone
-          FILES_MATCHING PATTERN "*.cuh")
+          FILES_MATCHING PATTERN "*.cuh" PATTERN "runtime.h")
 endif()
 
 # A static library leaves its parts to be linked by the program, so their packages must be found.

@@ -42,6 +42,8 @@ halftone_compile(halftone)
 target_compile_features(halftone PUBLIC cxx_std_20)
 set_target_properties(halftone PROPERTIES
   VERSION ${PROJECT_VERSION}
+  HALFTONE_CUDA "${HALFTONE_HAS_CUDA}"  # for projects that bring kernels of their own
+  EXPORT_PROPERTIES HALFTONE_CUDA
   SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
   INSTALL_RPATH $ORIGIN
   INSTALL_RPATH_USE_LINK_PATH ON)

@@ -16,6 +16,8 @@ struct CaptureOptions {
 
 // What the framework notes while a step is captured, so that replays leave the host's bookkeeping as eager steps would.
 struct CaptureLog {
+  // Tells captures apart for ever, as an address, which may come again, does not.
+  const uint64_t serial = next_serial();
   // The graph was recorded under these conditions; when one no longer holds, another graph is needed.
   std::vector<std::function<bool()>> guards;
   // What a replay does to host-side state.
@@ -27,6 +29,9 @@ struct CaptureLog {
 
  protected:
   ~CaptureLog() = default;
+
+ private:
+  HT_API static uint64_t next_serial();
 };
 
 class HT_API CapturePlan {

@@ -48,12 +48,18 @@ Tensor view_of(const Tensor& base, const Meta& m) {
   return Tensor(std::move(body));
 }
 
-void check_given(const Call& c, const Metas& metas) {
-  for (size_t i = 0; i < c.out.size(); ++i) {
-    const Meta& m = c.out[i].meta();
-    HT_CHECK(m.shape == metas[i].shape && m.dtype == metas[i].dtype && m.device == metas[i].device, c.op->name, ": writes ", metas[i],
+void check_given(const OpDef& op, const Tensors& out, const Metas& metas) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    const Meta& m = out[i].meta();
+    HT_CHECK(m.shape == metas[i].shape && m.dtype == metas[i].dtype && m.device == metas[i].device, op.name, ": writes ", metas[i],
              " on ", metas[i].device, ", the tensor given for it is ", m, " on ", m.device);
   }
+}
+
+void check_writable(const Call& c, size_t i) {
+  const Meta& m = c.in[i].meta();
+  for (size_t d = 0; d < m.shape.size(); ++d)
+    HT_CHECK(m.strides[d] != 0 || m.shape[d] <= 1, c.op->name, ": writes to an expanded tensor ", m, ", whose elements share memory; clone() it first");
 }
 
 Tensors launch(Call& c) {
@@ -76,12 +82,15 @@ Tensors launch(Call& c) {
     out.reserve(n);
     for (size_t i = 0; i < n; ++i) out.push_back(Tensor::empty(metas[i]));
   } else {
-    check_given(c, metas);
+    check_given(op, out, metas);
     for (auto& t : out) t.bump_version();
   }
   if (op.writes)
     for (size_t i = 0; i < c.in.size(); ++i)
-      if (c.in[i].defined() && op.writes(c, i)) c.in[i].bump_version();
+      if (c.in[i].defined() && op.writes(c, i)) {
+        check_writable(c, i);
+        c.in[i].bump_version();
+      }
   kernel(c, out);
   if (auto* log = thread_state().capture) log->launched(c, out);
   return out;
@@ -128,7 +137,10 @@ Register::Register(OpDef& op) {
   std::lock_guard guard(r.lock);
   for (const OpDef* other : r.ops) {
     if (other == &op) return;
-    HT_CHECK(std::string_view(other->name) != op.name, "register: there is an operator named '", op.name, "' already");
+    if (std::string_view(other->name) != op.name) continue;
+    // A program and its library that hide their symbols each have a copy of an operator from their common header.
+    HT_CHECK(std::string_view(other->doc) == op.doc, "register: there is another operator named '", op.name, "' already");
+    return;
   }
   HT_CHECK(r.ops.size() < r.ops.capacity(), "register: too many operators");
   r.ops.push_back(&op);

@@ -28,13 +28,22 @@ HT_HD inline float round_to_odd(double v) {
   return bit_cast<float>(u | 1u);
 }
 
+// The same for an integer on its way to double: beyond 2^53 the bits that will not fit become one sticky bit.
+template <std::integral T> HT_HD inline double round_to_odd(T v) {
+  if constexpr (sizeof(T) == 8) {
+    if (v > (T{1} << 53) || (std::signed_integral<T> && v < -(int64_t{1} << 53)))
+      v = static_cast<T>((v & ~T{4095}) | ((v & T{4095}) != 0 ? T{2048} : T{0}));
+  }
+  return static_cast<double>(v);
+}
+
 // IEEE 754 binary16. Rounds to nearest even; NaN stays NaN.
 struct half {
   uint16_t bits = 0;
   half() = default;
   HT_HD explicit half(float f) : bits(from(f)) {}
   HT_HD explicit half(double d) : bits(from(round_to_odd(d))) {}
-  template <std::integral T> HT_HD explicit half(T v) : half(static_cast<double>(v)) {}
+  template <std::integral T> HT_HD explicit half(T v) : half(round_to_odd(v)) {}
   HT_HD operator float() const { return to(bits); }
 
  private:
@@ -68,7 +77,7 @@ struct bfloat16 {
   bfloat16() = default;
   HT_HD explicit bfloat16(float f) : bits(from(f)) {}
   HT_HD explicit bfloat16(double d) : bits(from(round_to_odd(d))) {}
-  template <std::integral T> HT_HD explicit bfloat16(T v) : bfloat16(static_cast<double>(v)) {}
+  template <std::integral T> HT_HD explicit bfloat16(T v) : bfloat16(round_to_odd(v)) {}
   HT_HD operator float() const { return bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
  private:

@@ -99,6 +99,7 @@ struct SampleInput {
   std::optional<DType> dtype = {};       // absent: the floating dtype under test
   bool differentiable = true;
   bool present = true;                   // false: an optional input left out
+  bool wide = false;                     // f32 when the dtype under test has 16 bits
 };
 struct Sample {
   std::vector<SampleInput> in;

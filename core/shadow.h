@@ -20,6 +20,8 @@ class HT_API Shadows {
   Shadow* find(DType dtype);
   void add(Shadow s) { all_.push_back(std::move(s)); }
   std::span<Shadow> all() { return all_; }
+  // The dtype that a region asked for last: the copy that an optimizer keeps current.
+  DType in_use = DType::f16;
 
  private:
   std::vector<Shadow> all_;

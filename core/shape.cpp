@@ -29,8 +29,12 @@ void Shape::erase(int at) {
 }
 int64_t Shape::numel() const {
   int64_t n = 1;
-  for (auto d : *this) n = checked_mul(n, d);
-  return n;
+  bool empty = false;
+  for (auto d : *this) {
+    empty |= d == 0;
+    if (d != 0) n = checked_mul(n, d);  // a 0 hides no size that does not fit
+  }
+  return empty ? 0 : n;
 }
 
 std::string str(const Shape& s) {

@@ -84,8 +84,8 @@ std::string unavailable[num_device_types];
 
 void ensure_backends() {
   static const bool done = [] {
-    static Cpu cpu;
-    table[static_cast<int>(DeviceType::cpu)] = &cpu;
+    // Never destroyed: static tensors of a program outlive objects of this file.
+    table[static_cast<int>(DeviceType::cpu)] = new Cpu;
     library_ops();  // fills the CPU's kernel slots
     register_backends();
     return true;

@@ -47,6 +47,8 @@ int64_t Tensor::size(int64_t dim) const {
   return shape()[static_cast<size_t>(normalize_dim("size", dim, rank()))];
 }
 
+const Meta& Tensor::refuse_undefined() { throw Error("a tensor is undefined; it has no shape, dtype or data"); }
+
 void* Tensor::raw_data() const {
   HT_CHECK(defined(), "data: the tensor is undefined");
   HT_CHECK(!storage()->expired(), "data: ", storage()->expired());
@@ -107,9 +109,13 @@ void Tensor::set_(const Tensor& value) const {
 Scalar Tensor::first() const {
   HT_CHECK(defined(), "item: the tensor is undefined");
   HT_CHECK(numel() == 1, "item: needs a tensor of one element, got ", meta());
-  Tensor host = to_host(*this, "item");
-  return visit(dtype(), [&]<class T>(Type<T>) {
-    T v = *host.data<T>();
+  return host_value(to_host(*this, "item"));
+}
+
+Scalar host_value(const Tensor& t) {
+  HT_CHECK(t.numel() == 1 && t.device().type == DeviceType::cpu, "host_value: expected one element on the CPU, got ", t.meta(), " on ", t.device());
+  return visit(t.dtype(), [&]<class T>(Type<T>) {
+    T v = *t.data<T>();
     if constexpr (is_16bit<T>) return Scalar(static_cast<float>(v));
     else return Scalar(v);
   });

@@ -62,7 +62,7 @@ class HT_API Tensor {
 
   // ---- what it is (core)
   bool defined() const { return body_ != nullptr; }
-  const Meta& meta() const { return body_->meta; }
+  const Meta& meta() const { return defined() ? body_->meta : refuse_undefined(); }
   const Shape& shape() const { return meta().shape; }
   const Strides& strides() const { return meta().strides; }
   int rank() const { return shape().rank(); }
@@ -72,7 +72,10 @@ class HT_API Tensor {
   Device device() const { return meta().device; }
   bool is_contiguous() const { return meta().contiguous(); }
   const std::shared_ptr<Body>& body() const { return body_; }
-  const std::shared_ptr<Storage>& storage() const { return body_->storage; }
+  const std::shared_ptr<Storage>& storage() const {
+    if (!defined()) refuse_undefined();
+    return body_->storage;
+  }
   uint64_t version() const { return storage()->version(); }
   TensorOptions options() const { return {.dtype = dtype(), .device = device()}; }
 
@@ -162,11 +165,14 @@ class HT_API Tensor {
  private:
   Scalar first() const;
   void* data_of(DType expected) const;
+  [[noreturn]] static const Meta& refuse_undefined();
 };
 
 HT_API std::string str(const Tensor& t);  // values, shape and dtype, abbreviated when large
 HT_API std::ostream& operator<<(std::ostream& os, const Tensor& t);
 
+// The number in a CPU tensor of one element; needs no wait, so it is allowed wherever a call is.
+HT_API Scalar host_value(const Tensor& t);
 // A contiguous CPU copy (or the tensor itself when it is one already), outside the tape. Waits for the device.
 HT_API Tensor to_host(const Tensor& t, const char* who);
 

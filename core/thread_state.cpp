@@ -1,9 +1,16 @@
 // Thread state and its guards.
 #include "halftone/core/thread_state.h"
 
+#include <atomic>
+
 #include "halftone/core/capture.h"
 
 namespace halftone {
+
+uint64_t CaptureLog::next_serial() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 ThreadState& thread_state() {
   thread_local ThreadState state;

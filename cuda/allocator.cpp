@@ -265,7 +265,7 @@ void Allocator::drop_if_done(Pool* pool) noexcept {
   if (pool->retired && pool->segments.empty()) std::erase_if(pools_, [&](auto& p) { return p.get() == pool; });
 }
 
-MemoryStats Allocator::stats() const {
+Allocator::Stats Allocator::stats() const {
   std::lock_guard guard(lock_);
   return stats_;
 }

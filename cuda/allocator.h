@@ -30,15 +30,14 @@ class MemorySource {
   virtual bool passed(void* mark, bool wait) noexcept = 0;
 };
 
-struct MemoryStats {
-  int64_t allocated = 0, peak_allocated = 0;  // bytes of blocks in use, sizes as rounded
-  int64_t reserved = 0, peak_reserved = 0;    // bytes held from the driver
-  int64_t driver_allocations = 0, driver_frees = 0;
-};
-
 class HT_API Allocator {
  public:
   class Pool;  // segments apart from the rest: those of one captured graph
+  struct Stats {
+    int64_t allocated = 0, peak_allocated = 0;  // bytes of blocks in use, sizes as rounded
+    int64_t reserved = 0, peak_reserved = 0;    // bytes held from the driver
+    int64_t driver_allocations = 0, driver_frees = 0;
+  };
 
   Allocator(MemorySource& source, std::string name);
   ~Allocator();
@@ -59,7 +58,7 @@ class HT_API Allocator {
   // The pool takes no more part: its segments go back as they become wholly free.
   void retire(Pool* pool) noexcept;
 
-  MemoryStats stats() const;
+  Stats stats() const;
   void reset_peak();
 
  private:
@@ -85,7 +84,7 @@ class HT_API Allocator {
   std::vector<std::unique_ptr<Pool>> pools_;  // the first is everybody's
   std::map<const void*, Block*> live_;        // by address
   std::vector<Waiting> waiting_;
-  MemoryStats stats_;
+  Stats stats_;
 };
 
 // That of a device that this process uses.

@@ -121,6 +121,12 @@ class Cuda final : public Backend {
   std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) override {
     return make_plan(options);
   }
+
+  MemoryStats memory_stats(int index) const override {
+    auto s = allocator(index).stats();
+    return {s.allocated, s.peak_allocated, s.reserved};
+  }
+  void reset_peak_memory(int index) override { allocator(index).reset_peak(); }
 };
 
 }  // namespace

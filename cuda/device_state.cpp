@@ -24,6 +24,16 @@ FaultNames& fault_names() {
   return *names;
 }
 
+// Which device each stream of ours belongs to.
+struct StreamDevices {
+  std::mutex lock;
+  std::unordered_map<void*, int> devices;
+};
+StreamDevices& stream_devices() {
+  static auto* all = new StreamDevices;
+  return *all;
+}
+
 }  // namespace
 
 BoundDevice::BoundDevice(int index) {
@@ -188,17 +198,6 @@ void* workspace() {
   if (!block) block = state.allocator.allocate(workspace_bytes, on);  // outlives any graph: never from a pool
   return block;
 }
-
-namespace {
-struct StreamDevices {
-  std::mutex lock;
-  std::unordered_map<void*, int> devices;
-};
-StreamDevices& stream_devices() {
-  static auto* all = new StreamDevices;
-  return *all;
-}
-}  // namespace
 
 void enter_stream(int device, cudaStream_t stream) {
   std::lock_guard guard(stream_devices().lock);

@@ -18,6 +18,7 @@
 #include "halftone/cuda/matmul_epilogue.h"
 #include "halftone/cuda/runtime.h"
 #include "halftone/ops/matmul.h"
+#include "halftone/ops/unary.h"
 
 namespace halftone::cuda {
 namespace {
@@ -221,6 +222,9 @@ bool run_plan(const Problem& p, const void* a, const void* b, void* y, const voi
   bool wide = p.compute == CUBLAS_COMPUTE_64F;
   const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
   const void* beta = wide ? static_cast<const void*>(&wide_zero) : &zero;
+  // A product may be several kernels that hand on the workspace: no other thread's may come between them.
+  static std::mutex one_at_a_time;
+  std::lock_guard guard(one_at_a_time);
   check(cublasLtMatmul(library(), &plan->operation, alpha, b, &plan->left, a, &plan->right, beta, y, &plan->out, y,
                        &plan->out, &plan->algorithm, workspace(), workspace_bytes, stream()),
         "matmul");
@@ -280,13 +284,11 @@ void finish_separately(const Tensor& x, const Tensor& w, const void* bias, std::
   finish(z, bias, y.raw_data(), before, y.dtype(), y.size(0), y.size(1), activation);
 }
 
-// cuBLASLt's own epilogue for a bias and an activation, if it has one: its gelu is the tanh form, ours the erf form,
-// and it knows none in f64.
+// cuBLASLt's own epilogue for a bias, if it has one: it knows none in f64. Its activations are not ours: its gelu is the
+// tanh form, and its relu turns NaN into 0.
 std::optional<Epilogue> epilogue_for(DType dtype, const void* bias, Activation activation) {
-  if (!bias && activation == Activation::none) return Epilogue{};
-  if (dtype == DType::f64 || activation == Activation::gelu) return std::nullopt;
-  if (activation == Activation::none) return Epilogue{CUBLASLT_EPILOGUE_BIAS, bias};
-  return Epilogue{bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, bias};
+  if (activation == Activation::gelu || (bias && dtype == DType::f64)) return std::nullopt;
+  return bias ? Epilogue{CUBLASLT_EPILOGUE_BIAS, bias} : Epilogue{};
 }
 
 template <Activation activation> void run_linear(const Call& c, std::span<Tensor> out) {
@@ -295,8 +297,10 @@ template <Activation activation> void run_linear(const Call& c, std::span<Tensor
   Tensor dense_bias = c.has(2) ? c.in[2].contiguous() : Tensor();
   const void* bias = dense_bias.defined() ? dense_bias.raw_data() : nullptr;
   auto epilogue = epilogue_for(x.dtype(), bias, activation);
-  if (epilogue && x.size(1) > 0 && multiply(factor(x), factor(w, true), y.raw_data(), y.dtype(), 1, *epilogue)) return;
-  finish_separately(x, w, bias, out, activation);
+  if (!epilogue || x.size(1) == 0 || !multiply(factor(x), factor(w, true), y.raw_data(), y.dtype(), 1, *epilogue))
+    finish_separately(x, w, bias, out, activation);
+  else if (activation == Activation::relu)  // of the rounded sum: the same as the rounded relu
+    call_into(unary::def<unary::Relu>, {y}, {}, y);
 }
 
 }  // namespace

@@ -5,6 +5,22 @@
 #include "halftone/ops/copy.h"
 
 namespace halftone::cuda {
+namespace {
+
+// Does the handle stay, so that what it refers to later tells whether the graph still reads the right memory?
+bool stays(const Tensor& t) {
+  return t.body()->owners > 0 || (t.requires_grad() && t.is_leaf() && !t.body()->is_view);
+}
+
+// The tensor that a 16-bit copy is of. Views have no copies: it is all of its storage.
+Tensor original(const std::shared_ptr<Storage>& storage, DType dtype, const Tensor& copy) {
+  auto body = std::make_shared<Body>();
+  body->meta = Meta(copy.shape(), dtype, copy.device());
+  body->storage = storage;
+  return Tensor(std::move(body));
+}
+
+}  // namespace
 
 void Recording::touch(const Tensor& t, bool written) {
   if (!t.defined() || t.device().type != DeviceType::cuda || !t.storage()->data()) return;
@@ -13,9 +29,9 @@ void Recording::touch(const Tensor& t, bool written) {
     if (written) written_inside_.insert_or_assign(s, t.storage());
     return;
   }
-  auto [at, fresh] = outside_.try_emplace(s, Outside{t.storage(), t, written, !written});
+  auto [at, fresh] = outside_.try_emplace(s, Outside{t.storage(), t.dtype(), written, !written});
   if (!fresh && written) at->second.written = true;
-  if (t.body()->owners > 0) owned_.insert_or_assign(t.body().get(), Owned{t.body(), s});
+  if (stays(t)) lasting_.insert_or_assign(t.body().get(), Lasting{t.body(), s});
 }
 
 void Recording::launched(const Call& call, std::span<const Tensor> out) {
@@ -26,9 +42,8 @@ void Recording::launched(const Call& call, std::span<const Tensor> out) {
 
 void Recording::uses(const Tensor& whole) {
   if (!whole.defined() || inside(*whole.storage())) return;
-  outside_.try_emplace(whole.storage().get(), Outside{whole.storage(), whole, false, false});
-  if (whole.body()->owners > 0)
-    owned_.insert_or_assign(whole.body().get(), Owned{whole.body(), whole.storage().get()});
+  outside_.try_emplace(whole.storage().get(), Outside{whole.storage(), whole.dtype(), false, false});
+  if (stays(whole)) lasting_.insert_or_assign(whole.body().get(), Lasting{whole.body(), whole.storage().get()});
 }
 
 bool Recording::writes(const Storage& s) const {
@@ -47,7 +62,8 @@ void Recording::finish() {
       auto found = outside_.find(copy);
       if (found == outside_.end() && !written_inside_.contains(copy)) continue;
       bool read = found != outside_.end() && found->second.read_first;
-      copies_.push_back({o.tensor.detach(), shadow.copy, read, shadow.version == o.storage->version()});
+      bool current = shadow.version == o.storage->version();
+      copies_.push_back({original(o.storage, o.dtype, shadow.copy), shadow.copy, read, current});
     }
   }
   for (auto& [s, weak] : written_inside_)
@@ -62,9 +78,9 @@ void Recording::abandon() noexcept {
 
 bool Recording::holds() const {
   for (auto& guard : guards) if (!guard()) return false;
-  for (auto& [b, owned] : owned_) {
-    auto body = owned.body.lock();
-    if (!body || body->storage.get() != owned.storage) return false;
+  for (auto& [b, known] : lasting_) {
+    auto body = known.body.lock();
+    if (!body || body->storage.get() != known.storage) return false;
   }
   for (auto& c : copies_) {
     if (!c.whole.storage()->has_shadows()) return false;

@@ -19,8 +19,8 @@ class Recording final : public CaptureLog {
   // The step has failed: 16-bit copies that no kernel filled are dropped.
   void abandon() noexcept;
 
-  // May a replay stand for the step now? Guards hold, modules still own the memory that the graph knows, and so do
-  // their 16-bit copies.
+  // May a replay stand for the step now? Guards hold, and parameters, buffers and 16-bit copies still are where the
+  // graph knows them.
   bool holds() const;
   // Copies that the graph reads are brought up to date where somebody else wrote to the original.
   void refresh() const;
@@ -36,10 +36,10 @@ class Recording final : public CaptureLog {
  private:
   struct Outside {
     std::shared_ptr<Storage> storage;  // held: the graph knows its address
-    Tensor tensor;
+    DType dtype;
     bool written, read_first;
   };
-  struct Owned {
+  struct Lasting {
     std::weak_ptr<Body> body;
     const Storage* storage;
   };
@@ -54,7 +54,7 @@ class Recording final : public CaptureLog {
   const char* last_ = nullptr;
   std::unordered_map<const Storage*, Outside> outside_;
   std::unordered_map<const Storage*, std::weak_ptr<Storage>> written_inside_;
-  std::unordered_map<const Body*, Owned> owned_;
+  std::unordered_map<const Body*, Lasting> lasting_;
   std::vector<std::shared_ptr<Storage>> written_;
   std::vector<std::weak_ptr<Storage>> survivors_;
   std::vector<Copy> copies_;

@@ -15,7 +15,9 @@ int& guarded_device() {
 void bind(int index) {
   int now = -1;
   check(cudaGetDevice(&now), "cudaGetDevice");
-  if (now != index) check(cudaSetDevice(index), "cudaSetDevice");
+  if (now == index) return;
+  device_state(index);  // refuses one that is not there
+  check(cudaSetDevice(index), "cudaSetDevice");
 }
 
 }  // namespace

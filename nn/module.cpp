@@ -1,10 +1,7 @@
 // Walks over trees of modules, and everything that is a loop over what a walk collects.
 #include "halftone/nn/module.h"
 
-#include <cxxabi.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
@@ -12,18 +9,11 @@
 #include "halftone/core/thread_state.h"
 
 namespace halftone::nn {
-
-std::string type_name(const std::type_info& type) {
-  int status = 0;
-  char* name = abi::__cxa_demangle(type.name(), nullptr, nullptr, &status);
-  std::unique_ptr<char, decltype(&std::free)> text(name, &std::free);
-  return text ? text.get() : type.name();
-}
-
-// ---- the addresses of all live slots and modules
-
 namespace {
 
+std::string type_name(const std::type_info& type) { return text::demangle(type.name()); }
+
+// The addresses of all live slots and modules.
 struct Addresses {
   std::mutex lock;
   std::set<const char*> at;

@@ -28,9 +28,6 @@ using halftone::StateDict;
 class Module;
 class Any;
 
-// A type's name as its author wrote it.
-HT_API std::string type_name(const std::type_info& type);
-
 // ---- parameters and buffers
 
 // Notes its own address while it lives. Every slot and every module is one, which is how a walk finds those that lie
@@ -305,7 +302,7 @@ class HT_API Any final : public Module {
  public:
   template <class M> requires(std::derived_from<M, Module> && !std::same_as<M, Any>)
   Any(M&& m)
-      : held_(std::make_unique<M>(std::move(m))),
+      : held_(std::make_unique<M>(std::forward<M>(m))),
         copy_([](const Module& o) -> std::unique_ptr<Module> {
           return std::make_unique<M>(static_cast<const M&>(o));
         }) {}

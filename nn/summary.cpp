@@ -72,7 +72,7 @@ std::string bytes_text(int64_t n) {
 
 // The class's own name, without its namespaces.
 std::string short_name(const Module& m) {
-  std::string name = type_name(typeid(m));
+  std::string name = text::demangle(typeid(m).name());
   size_t end = name.find('<');
   size_t colons = name.rfind("::", end);
   return colons == name.npos ? name : name.substr(colons + 2);

@@ -58,9 +58,17 @@ DType meeting_dtype(DTypes allowed, const Operand& a, const Operand& b) {
     t = a.is_tensor() ? a.tensor().dtype() : b.tensor().dtype();
     Scalar s = a.is_tensor() ? b.scalar() : a.scalar();
     if (!s.integral() && !is_floating(t)) t = DType::f32;
-    else if (t == DType::b8) t = contains(allowed, DType::b8) ? t : DType::i64;
   }
+  if (t == DType::b8 && !contains(allowed, t) && contains(allowed, DType::i64)) return DType::i64;
   return contains(allowed, t) ? t : DType::f32;
+}
+
+// A whole number that an integer dtype cannot hold would silently become another one.
+void check_fits(const OpDef& op, Scalar s, DType t) {
+  if (!s.integral() || is_floating(t) || t == DType::b8) return;
+  auto v = s.to<int64_t>();
+  bool fits = visit<integer_types>(t, [v]<class T>(Type<T>) { return std::in_range<T>(v); });
+  HT_CHECK(fits, op.name, ": ", v, " does not fit ", t, "; cast the tensor with to()");
 }
 
 }  // namespace
@@ -69,6 +77,7 @@ Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, 
   HT_CHECK(a.is_tensor() || b.is_tensor(), op.name, ": expected at least one tensor, got two numbers");
   for (auto* o : {&a, &b}) HT_CHECK(!o->is_tensor() || o->tensor().defined(), op.name, ": a tensor is undefined");
   DType t = meeting_dtype(types, a, b);
+  if (!a.is_tensor() || !b.is_tensor()) check_fits(op, a.is_tensor() ? b.scalar() : a.scalar(), t);
   if (!a.is_tensor()) return call(op, {cast(b.tensor(), t)}, with({a.scalar(), Number::At::left}));
   if (!b.is_tensor()) return call(op, {cast(a.tensor(), t)}, with({b.scalar(), Number::At::right}));
 

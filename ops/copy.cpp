@@ -153,6 +153,7 @@ Tensor where(const Tensor& condition, const Operand& a, const Operand& b) {
   HT_CHECK(a.is_tensor() || b.is_tensor(), "where: expected at least one tensor to choose from, got two numbers");
   const Tensor& some = a.is_tensor() ? a.tensor() : b.tensor();
   DType t = a.is_tensor() && b.is_tensor() ? promote(a.tensor().dtype(), b.tensor().dtype()) : some.dtype();
+  if ((!a.is_tensor() && !a.scalar().integral()) || (!b.is_tensor() && !b.scalar().integral())) t = is_floating(t) ? t : DType::f32;
   auto dense = [&](const Operand& o) {
     if (!o.is_tensor()) return full({}, o.scalar(), {.dtype = t, .device = some.device()});
     Tensor x = cast(o.tensor(), t);
@@ -220,7 +221,8 @@ Tensor Tensor::to(Device device) const {
   backend(device.type);  // says clearly when there is none
   if (device.type == DeviceType::cpu) check_may_sync("to(cpu)");
   // One number travels as a kernel's argument: no copy, no wait, and legal while a step is captured.
-  if (rank() == 0 && this->device().type == DeviceType::cpu && !requires_grad()) return full({}, first(), {.dtype = dtype(), .device = device});
+  if (rank() == 0 && this->device().type == DeviceType::cpu && !requires_grad()) 
+    return full({}, host_value(*this), {.dtype = dtype(), .device = device});
   return call(op::transfer, {contiguous()}, Attrs::of(device));
 }
 Tensor Tensor::to(const TensorOptions& o) const {
@@ -239,6 +241,7 @@ Tensor& Tensor::copy_(const Tensor& from) {
     HT_CHECK(broadcast("copy_", shape(), source.shape()) == shape(), "copy_: cannot broadcast ", source.shape(), " to ", shape());
     source = halftone::expand(source, shape());
   }
+  if (source.storage() == storage() && source.body() != body()) source = source.clone();  // the two may overlap
   call_all(op::copy, {*this, source});
   return *this;
 }

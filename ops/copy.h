@@ -10,7 +10,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef cast, clone, copy, fill, transfer, where;
+extern HT_API OpDef cast, clone, copy, fill, transfer, where;
 }
 
 // ---- new tensors; options: dtype (f32 unless given), device, requires_grad

@@ -53,7 +53,7 @@ template <class Op> Op example_of() {
 inline constexpr std::array<Shape, 9> sample_shapes = {Shape{}, Shape{1}, Shape{7}, Shape{33}, Shape{257}, Shape{0, 3}, Shape{5, 1},
                                                        Shape{2, 3, 4}, Shape{3, 1, 70}};
 
-Metas infer_same(const Call& c, DTypes allowed, bool boolean);
+HT_API Metas infer_same(const Call& c, DTypes allowed, bool boolean);
 
 }  // namespace elementwise
 
@@ -86,7 +86,7 @@ template <class Op> constexpr OpDef describe() {
   return d;
 }
 // Constant-initialised, so that a backend may fill its kernel slot whenever it comes.
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Tensor& x, const Op& op = {}) { return call(def<Op>, {x}, elementwise::attrs_of(op)); }
 
 }  // namespace unary
@@ -98,7 +98,7 @@ struct Number { Scalar value; enum class At : uint8_t { none, left, right } at =
 template <class Op> struct Given { Op op; Number number; };
 
 // The two operands of a recorded call, as a derivative sees them: tensors, or the number.
-struct Operands {
+struct HT_API Operands {
   Tensor a_tensor, b_tensor;
   Number number;
   Operands(const Rule& r, const Number& n, Saves s);
@@ -111,8 +111,8 @@ template <class Op> constexpr bool gives_bool() {
                                std::conditional_t<contains(elementwise::types_of<Op>(), DType::i64), int64_t, bool>>;
   return std::same_as<decltype(std::declval<const Op&>().f(T{}, T{})), bool> && !std::same_as<T, bool>;
 }
-Metas infer(const Call& c, DTypes allowed, bool boolean);
-std::vector<Sample> samples(double low, double high, bool differentiable_b, Attrs (*with)(Number));
+HT_API Metas infer(const Call& c, DTypes allowed, bool boolean);
+HT_API std::vector<Sample> samples(double low, double high, bool differentiable_b, Attrs (*with)(Number));
 // Promotes, moves 0-d CPU tensors, and broadcasts: then the operator sees equal shapes and dtypes.
 HT_API Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, Attrs (*with)(Number));
 
@@ -140,7 +140,7 @@ template <class Op> constexpr OpDef describe() {
   d.samples = [] { return samples(low_of<Op>(), high_of<Op>(), true, attrs_with<Op>); };
   return d;
 }
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Operand& a, const Operand& b) {
   return apply(def<Op>, elementwise::types_of<Op>(), a, b, attrs_with<Op>);
 }

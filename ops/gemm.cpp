@@ -14,20 +14,23 @@ using Stride = Eigen::OuterStride<>;
 template <class C, int order> using Matrix = Eigen::Map<const Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Stride>;
 template <class C> using Result = Eigen::Map<Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, Eigen::Unaligned, Stride>;
 
-// A matrix that Eigen can read as it is: one of its strides is 1. Others, and 16-bit ones, are copied.
+enum class Order { any, rows, columns };
+
+// A matrix that Eigen can read as it is: one of its strides is 1. Others, 16-bit ones, and those not in the wanted order are
+// copied.
 template <class C> struct Operand {
   std::vector<C> copy;
   const C* data;
   int64_t outer;
   bool row_major;
 
-  template <class T> Operand(MatrixView<T> v, int64_t rows, int64_t columns) {
+  template <class T> Operand(MatrixView<T> v, int64_t rows, int64_t columns, Order wanted) {
     bool by_rows = v.column_stride == 1 && v.row_stride >= columns, by_columns = v.row_stride == 1 && v.column_stride >= rows;
-    row_major = by_rows || !by_columns;
+    row_major = wanted == Order::rows || (wanted == Order::any && (by_rows || !by_columns));
     if constexpr (std::same_as<T, C>) {
-      if (by_rows || by_columns) {
+      if (row_major ? by_rows : by_columns) {
         data = v.data;
-        outer = by_rows ? v.row_stride : v.column_stride;
+        outer = row_major ? v.row_stride : v.column_stride;
         return;
       }
     }
@@ -68,9 +71,14 @@ template <class T, class Y> void gemm(MatrixView<T> a_view, MatrixView<T> b_view
     std::fill(y, y + m * n, C(0));
     return;
   }
-  Operand<C> a(a_view, m, k), b(b_view, k, n);
+  // Eigen adds up vectors and tiny products in an order that depends on the operands' layout: those get one layout, and no
+  // block is left with so little, so that a product's bits depend on its values only.
+  constexpr int64_t tiny = 20;
+  bool one_layout = m == 1 || n == 1 || m + n + k < tiny;
+  Operand<C> a(a_view, m, k, one_layout ? Order::rows : Order::any), b(b_view, k, n, one_layout ? Order::columns : Order::any);
   bool by_rows = m >= n;
   int64_t size = by_rows ? block(m, n, k) : block(n, m, k), extent = by_rows ? m : n;
+  while (extent % size > 0 && extent % size < tiny && size < extent) size += 16;
   auto* run = a.row_major ? (b.row_major ? multiply<C, Eigen::RowMajor, Eigen::RowMajor> : multiply<C, Eigen::RowMajor, Eigen::ColMajor>)
                           : (b.row_major ? multiply<C, Eigen::ColMajor, Eigen::RowMajor> : multiply<C, Eigen::ColMajor, Eigen::ColMajor>);
   parallel_for(extent, size, [&](int64_t begin, int64_t end) {

@@ -5,7 +5,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef one_hot;
+extern HT_API OpDef one_hot;
 }
 
 // target [...] of integers in [0, classes) -> [..., classes]: 1 at the index, else 0. Indices outside give a row of zeros.

@@ -66,14 +66,14 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
 // in: x, target, log-sum-exp, count, gradient of the loss.
 void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
   auto o = c.as<Options>();
-  Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), gradient = c.in[4].contiguous();
+  Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), sums = c.in[2].contiguous(), gradient = c.in[4].contiguous();
   int64_t rows = x.size(0), classes = x.size(1);
   const int64_t* t = target.data<int64_t>();
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
     using C = accumulate_t<T>;
     const T* p = x.data<T>();
     T* to = out[0].data<T>();
-    const C *lse = c.in[2].data<C>(), *g = gradient.data<C>();
+    const C *lse = sums.data<C>(), *g = gradient.data<C>();
     C per_row = o.reduction == Reduction::mean ? C(1) / *c.in[3].data<C>() : C(1);
     C off = static_cast<C>(o.label_smoothing / static_cast<double>(classes)), on = static_cast<C>(1 - o.label_smoothing);
     parallel_for(rows, std::max<int64_t>(1, (1 << 12) / std::max<int64_t>(classes, 1)), [&](int64_t begin, int64_t end) {
@@ -98,7 +98,7 @@ Tensors cross_entropy_backward(const Rule& r) {
   DType t = logp.dtype();
   Tensor q = one_hot(target, classes, t) * (1 - o.label_smoothing) + o.label_smoothing / static_cast<double>(classes);
   Tensor row = ne(target, o.ignore_index).to(t) * r.grad();
-  if (o.reduction == Reduction::mean) row = row / r.out(2);
+  if (o.reduction == Reduction::mean) row = row / maximum(r.out(2).detach(), 1);  // none counts: the gradient is 0
   return {((exp(logp) - q) * unsqueeze(row, 1)).to(x.dtype()), {}};
 }
 
@@ -107,9 +107,9 @@ std::vector<Sample> samples(bool grad) {
   auto add = [&](int64_t n, int64_t classes, Options o) {
     Sample s{{{.shape = {n, classes}}, {.shape = {n}, .low = 0, .high = double(classes), .dtype = DType::i64, .differentiable = false}}, Attrs::of(o)};
     if (grad) {
-      s.in.push_back({.shape = {n}, .low = 2, .high = 4, .dtype = DType::f32});
-      s.in.push_back({.shape = {}, .low = 1, .high = 9, .dtype = DType::f32});
-      s.in.push_back({.shape = o.reduction == Reduction::none ? Shape{n} : Shape{}, .low = 1, .high = 2, .dtype = DType::f32});
+      s.in.push_back({.shape = {n}, .low = 2, .high = 4, .wide = true});
+      s.in.push_back({.shape = {}, .low = 1, .high = 9, .wide = true});
+      s.in.push_back({.shape = o.reduction == Reduction::none ? Shape{n} : Shape{}, .low = 1, .high = 2, .wide = true});
     }
     all.push_back(s);
   };
@@ -153,7 +153,19 @@ constinit OpDef cross_entropy = {
 
 constinit OpDef cross_entropy_grad = {
     .name = "cross_entropy_grad", .doc = "the gradient of cross_entropy over x, from the log-sum-exp of its rows", .cast = Cast::keep,
-    .infer = [](const Call& c) -> Metas { return {Meta(c.in[0].shape(), c.in[0].dtype(), c.in[0].device())}; },
+    .infer = [](const Call& c) -> Metas {
+      const Meta &x = c.in[0].meta(), &t = c.in[1].meta();
+      HT_CHECK(is_floating(x.dtype) && x.shape.rank() == 2, "cross_entropy_grad: expected x [n, classes] of a floating dtype, got ", x);
+      Shape rows{x.shape[0]}, gradient = c.as<Options>().reduction == Reduction::none ? rows : Shape{};
+      HT_CHECK(t.dtype == DType::i64 && t.shape == rows, "cross_entropy_grad: expected target [", x.shape[0], "] (i64), got ", t);
+      Shape expected[] = {rows, {}, gradient};
+      for (size_t i = 0; i < 3; ++i) {
+        const Meta& m = c.in[i + 2].meta();
+        HT_CHECK(m.shape == expected[i] && m.dtype == wide(x.dtype), "cross_entropy_grad: expected input ", i + 2, " ", expected[i], " (", wide(x.dtype),
+                 "), got ", m);
+      }
+      return {Meta(x.shape, x.dtype, x.device)};
+    },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return samples(true); },
     .kernel = {run_cross_entropy_grad}};

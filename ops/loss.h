@@ -5,7 +5,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef cross_entropy, cross_entropy_grad;
+extern HT_API OpDef cross_entropy, cross_entropy_grad;
 }
 
 enum class Reduction : uint8_t { none, mean, sum };

@@ -5,7 +5,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef matmul, linear, linear_relu, linear_gelu;
+extern HT_API OpDef matmul, linear, linear_relu, linear_gelu;
 }
 
 // The product of matrices, batched with broadcasting: a [..., m, k], b [..., k, n] -> [..., m, n]. A 1-d a is a row, a 1-d b a

@@ -6,7 +6,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef uniform, normal, permutation;
+extern HT_API OpDef uniform, normal, permutation;
 }
 struct DrawRange { double a, b; };  // uniform: low, high; normal: mean, standard deviation
 

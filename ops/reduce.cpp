@@ -212,7 +212,7 @@ Tensor restore_dims(const Tensor& y, const Shape& x, Dims d) {
 
 Tensor Mean::df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x) {
   int64_t n = x.numel() / std::max<int64_t>(g.numel(), 1);
-  return expand(g / n, x);
+  return expand(g / std::max<int64_t>(n, 1), x);
 }
 Tensor Amax::df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&) {
   Tensor ties = eq(x, y).to(x.dtype());

@@ -27,7 +27,7 @@ template <class T> inline constexpr T infinity = std::numeric_limits<T>::infinit
 template <class T> HT_HD constexpr T lowest() { return infinity<T> > T(0) ? static_cast<T>(-infinity<T>) : smallest<T>; }
 template <class T> HT_HD constexpr T highest() { return infinity<T> > T(0) ? infinity<T> : largest<T>; }
 // The number of elements that `d` reduces of a tensor of this shape.
-int64_t count(const Shape& x, uint32_t dims);
+HT_API int64_t count(const Shape& x, uint32_t dims);
 
 struct Sum {
   static constexpr auto name = "sum", doc = "the sum over dimensions; of integers and bool, in i64";
@@ -40,7 +40,7 @@ struct Sum {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s + x; }
   template <class A> HT_HD static A merge(A s, A t) { return s + t; }
   template <class A> HT_HD static A finish(A s, int64_t) { return s; }
-  static Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x) { return expand(g, x); }
+  static HT_API Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x) { return expand(g, x); }
 };
 struct Mean {
   static constexpr auto name = "mean", doc = "the mean over dimensions; of nothing, NaN";
@@ -53,7 +53,7 @@ struct Mean {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s + x; }
   template <class A> HT_HD static A merge(A s, A t) { return s + t; }
   template <class A> HT_HD static A finish(A s, int64_t n) { return s / static_cast<A>(n); }
-  static Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x);
+  static HT_API Tensor df(const Tensor&, const Tensor&, const Tensor& g, const Shape& x);
 };
 // The largest element; NaN if there is one. Ties share the gradient equally.
 struct Amax {
@@ -67,7 +67,7 @@ struct Amax {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s >= x || s != s ? s : x; }
   template <class A> HT_HD static A merge(A s, A t) { return s >= t || s != s ? s : t; }
   template <class A> HT_HD static A finish(A s, int64_t) { return s; }
-  static Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&);
+  static HT_API Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&);
 };
 struct Amin {
   static constexpr auto name = "amin", doc = "the smallest element over dimensions; NaN if there is one";
@@ -80,7 +80,7 @@ struct Amin {
   template <class A> HT_HD static A add(A s, A x, int64_t) { return s <= x || s != s ? s : x; }
   template <class A> HT_HD static A merge(A s, A t) { return s <= t || s != s ? s : t; }
   template <class A> HT_HD static A finish(A s, int64_t) { return s; }
-  static Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&) { return Amax::df(x, y, g, {}); }
+  static HT_API Tensor df(const Tensor& x, const Tensor& y, const Tensor& g, const Shape&) { return Amax::df(x, y, g, {}); }
 };
 template <class A> struct Best {
   A value;
@@ -126,9 +126,9 @@ struct Argmin {
 
 using All = elementwise::List<Sum, Mean, Amax, Amin, Argmax, Argmin>;
 
-Metas infer(const Call& c, DTypes allowed, bool identity, DType (*result)(DType));
-std::vector<Sample> samples(bool identity);
-Tensor restore_dims(const Tensor& y, const Shape& x, Dims d);  // back to size-1 dimensions where they went
+HT_API Metas infer(const Call& c, DTypes allowed, bool identity, DType (*result)(DType));
+HT_API std::vector<Sample> samples(bool identity);
+HT_API Tensor restore_dims(const Tensor& y, const Shape& x, Dims d);  // back to size-1 dimensions where they went
 
 template <class Op> DType result_dtype(DType t) {
   return visit<Op::types>(t, []<class T>(Type<T>) { return dtype_of<typename Op::template Result<T>>; });
@@ -153,13 +153,13 @@ template <class Op> constexpr OpDef describe() {
   d.samples = [] { return samples(has_identity<Op>); };
   return d;
 }
-template <class Op> inline constinit OpDef def = describe<Op>();
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Tensor& x, Dims d) { return call(def<Op>, {x}, Attrs::of(d)); }
 
 }  // namespace reduce
 
 namespace op {
-extern OpDef var;
+extern HT_API OpDef var;
 }
 
 // ---- over all elements, to a 0-d tensor; or over dims (negative count from the back)

@@ -153,15 +153,23 @@ constinit OpDef slice = {
         return Sample{{{.shape = x}}, Attrs::of(Slice{x, dim, begin, length, step})};
       };
       return {sample({5}, 0, 1, 3, 1), sample({4, 6}, 1, 1, 3, 2), sample({4, 6}, 0, 0, 4, 1), sample({33}, 0, 32, 1, 1),
-              sample({257}, 0, 3, 50, 5), sample({2, 3, 4}, 1, 2, 1, 7), sample({3, 4}, 1, 4, 0, 1), sample({1, 7}, 1, 0, 4, 2)};
+              sample({257}, 0, 3, 50, 5), sample({2, 3, 4}, 1, 2, 1, 7), sample({3, 4}, 1, 4, 0, 1), sample({1, 7}, 1, 0, 4, 2), sample({4}, 0, 0, 0, 2)};
     }};
 
 constinit OpDef slice_scatter = {
     .name = "slice_scatter", .doc = "zeros with x written into a slice: the gradient of slice", .cast = Cast::keep,
-    .infer = [](const Call& c) -> Metas { return {Meta(c.as<Slice>().whole, c.in[0].dtype(), c.in[0].device())}; },
+    .infer = [](const Call& c) -> Metas {
+      Slice s = c.as<Slice>();
+      auto d = static_cast<size_t>(s.dim);
+      Shape expected = s.whole;
+      expected[d] = s.length;
+      HT_CHECK(c.in[0].shape() == expected && s.begin >= 0 && s.step > 0 && (s.length == 0 || s.begin + (s.length - 1) * s.step < s.whole[d]),
+               "slice_scatter: ", c.in[0].shape(), " does not fit into ", s.whole, " along dimension ", s.dim, " from ", s.begin, " in steps of ", s.step);
+      return {Meta(s.whole, c.in[0].dtype(), c.in[0].device())};
+    },
     .backward = [](const Rule& r) -> Tensors {
       Slice s = r.as<Slice>();
-      return {halftone::slice(r.grad(), s.dim, s.begin, s.begin + (s.length - 1) * s.step + 1, s.step)};
+      return {halftone::slice(r.grad(), s.dim, s.begin, s.length == 0 ? s.begin : s.begin + (s.length - 1) * s.step + 1, s.step)};
     },
     .samples = []() -> std::vector<Sample> {
       auto sample = [](Shape part, Shape whole, int dim, int64_t begin, int64_t step) {
@@ -309,7 +317,9 @@ Tensor slice(const Tensor& x, int64_t dim, std::optional<int64_t> begin, std::op
   return call(op::slice, {x}, Attrs::of(Slice{x.shape(), d, from, length, step}));
 }
 Tensor slice_scatter(const Tensor& x, const Shape& shape, int64_t dim, int64_t begin, int64_t step) {
-  return call(op::slice_scatter, {x}, Attrs::of(Slice{shape, static_cast<int32_t>(dim), begin, x.size(dim), step}));
+  int d = normalize_dim("slice_scatter", dim, shape.rank());
+  HT_CHECK(x.rank() == shape.rank() && x.rank() > 0, "slice_scatter: ", x.shape(), " and ", shape, " have different numbers of dimensions");
+  return call(op::slice_scatter, {x}, Attrs::of(Slice{shape, d, begin, x.size(d), step}));
 }
 Tensor squeeze(const Tensor& x, int64_t dim) { return call(op::squeeze, {x}, Attrs::of(normalize_dim("squeeze", dim, x.rank()))); }
 Tensor unsqueeze(const Tensor& x, int64_t dim) { return call(op::unsqueeze, {x}, Attrs::of(normalize_dim("unsqueeze", dim, x.rank() + 1))); }

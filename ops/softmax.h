@@ -6,7 +6,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef softmax, softmax_grad, log_softmax, log_softmax_grad;
+extern HT_API OpDef softmax, softmax_grad, log_softmax, log_softmax_grad;
 }
 
 // exp(x) / sum(exp(x)) along dim, in x's dtype.

@@ -141,6 +141,25 @@ void run_scale_all(const Call& c, std::span<Tensor>) {
 
 Metas nothing(const Call&) { return {}; }
 
+// Parameters, states and shadow copies are written element by element: contiguous, and alike.
+template <class A> Metas infer_optimizer(const Call& c) {
+  int n = c.as<A>().n;
+  size_t lists = (c.in.size() - update::lists_at) / static_cast<size_t>(std::max(n, 1));
+  for (int i = 0; i < n; ++i) {
+    const Meta& p = item(c, n, 0, i).meta();
+    HT_CHECK(is_floating(p.dtype) && p.contiguous(), c.op->name, ": parameter ", i, " ", p, " must be contiguous and floating, its strides are ", p.strides);
+    for (size_t k = 1; k < lists; ++k) {
+      const Tensor& t = item(c, n, k, i);
+      if (!t.defined()) continue;
+      bool state = k > 1 && k + 1 < lists;
+      DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+      HT_CHECK(t.shape() == p.shape && is_floating(t.dtype()) && (k == 1 || t.is_contiguous()) && (!state || t.dtype() == wide), c.op->name, ": ",
+               k == 1 ? "gradient " : state ? "state " : "shadow copy ", i, " is ", t.meta(), ", the parameter is ", p);
+    }
+  }
+  return {};
+}
+
 // Everything from `step` on but the gradients and the two control tensors.
 template <class A> bool optimizer_writes(const Call& c, size_t i) {
   if (i < update::lists_at) return i == update::step_at;
@@ -159,8 +178,8 @@ template <class A> std::vector<Sample> optimizer_samples(size_t states, std::ini
       a.n = 2;
       for (size_t k = 0; k < 2 + states + 1; ++k)
         for (int i = 0; i < a.n; ++i)
-          s.in.push_back({.shape = i == 0 ? shape : Shape{3}, .low = k < 2 ? -2.0 : 0.0, .high = 2, .dtype = DType::f32, .differentiable = false,
-                          .present = k < 2 + states});
+          s.in.push_back({.shape = i == 0 ? shape : Shape{3}, .low = k < 2 ? -2.0 : 0.0, .high = 2, .differentiable = false, .present = k < 2 + states,
+                          .wide = k >= 2});
       s.attrs = Attrs::of(a);
       all.push_back(s);
     }
@@ -184,7 +203,7 @@ namespace op {
 
 constinit OpDef sgd = {
     .name = "sgd", .doc = "one step of stochastic gradient descent with momentum over many parameters", .cast = Cast::keep,
-    .infer = nothing, .writes = optimizer_writes<update::SgdAttrs>,
+    .infer = infer_optimizer<update::SgdAttrs>, .writes = optimizer_writes<update::SgdAttrs>,
     .samples = [] {
       return optimizer_samples<update::SgdAttrs>(1, {{0, 0.9, 0, 0, false, false}, {0, 0.9, 0.1, 0.1, false, true}, {0, 0.9, 0, 0.01, true, false}});
     },
@@ -192,7 +211,7 @@ constinit OpDef sgd = {
 
 constinit OpDef adam = {
     .name = "adam", .doc = "one step of Adam or AdamW over many parameters", .cast = Cast::keep,
-    .infer = nothing, .writes = optimizer_writes<update::AdamAttrs>,
+    .infer = infer_optimizer<update::AdamAttrs>, .writes = optimizer_writes<update::AdamAttrs>,
     .samples = [] {
       return optimizer_samples<update::AdamAttrs>(2, {{0, 0.9, 0.999, 1e-8, 0, false, false}, {0, 0.8, 0.99, 1e-3, 0.1, false, true}, {0, 0.9, 0.999, 1e-8, 0.1, true, false}});
     },

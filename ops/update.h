@@ -12,7 +12,7 @@
 namespace halftone {
 
 namespace op {
-extern OpDef sgd, adam, unscale, check_finite, scaler_update, total_norm, scale_all;
+extern HT_API OpDef sgd, adam, unscale, check_finite, scaler_update, total_norm, scale_all;
 }
 
 namespace update {

@@ -14,13 +14,14 @@ namespace {
 
 DType state_dtype(const Tensor& p) { return p.dtype() == DType::f64 ? DType::f64 : DType::f32; }
 
-// The parameter's 16-bit copy that the update should rewrite: the one in use.
+// The parameter's 16-bit copy that the update should rewrite: the one in use. A copy that is stale already stays so and is
+// made anew when it is asked for: a skipped step would not rewrite it.
 Shadows::Shadow* live_shadow(const Tensor& p) {
   if (!p.storage()->has_shadows()) return nullptr;
-  Shadows::Shadow* found = nullptr;
-  for (auto& s : p.storage()->shadows().all())
-    if (!found || s.version > found->version) found = &s;
-  return found;
+  Shadows& shadows = p.storage()->shadows();
+  std::lock_guard guard(shadows.lock);
+  Shadows::Shadow* s = shadows.find(shadows.in_use);
+  return s && s->version == p.version() ? s : nullptr;
 }
 
 void follow(Tensor& state, const Tensor& like) {

@@ -53,7 +53,7 @@ const std::vector<Place> places = {
     {"math\\.h", R"(core/hd\.h)"},
     {"cxxabi\\.h", R"(core/error\.cpp)"},
     {"(x86|imm)intrin.h|cpuid.h|arm_neon.h", R"(ops/.*\.cpp)"},
-    {"(unistd|fcntl|dlfcn|sched|pthread|signal|termios|dirent|poll|spawn|cxxabi)\\.h|sys/[a-z]+\\.h",
+    {"(unistd|fcntl|dlfcn|sched|pthread|signal|termios|dirent|poll|spawn)\\.h|sys/[a-z]+\\.h",
      R"((?!core/).*\.cpp)"},
 };
 

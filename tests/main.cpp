@@ -1,6 +1,9 @@
 // The main program of every test.
 #define CATCH_CONFIG_RUNNER
+#include <cstdio>
+
 #include "halftone/tests/catch.h"
+#include "halftone/tests/scoreboard.h"
 
 namespace {
 
@@ -19,5 +22,7 @@ CATCH_REGISTER_LISTENER(CountCases)
 
 int main(int argc, char** argv) {
   const int failed = Catch::Session().run(argc, argv);
+  for (const auto& [key, n] : halftone::tests::scoreboard())
+    std::printf("scoreboard %s=%lld\n", key.c_str(), static_cast<long long>(n));
   return failed == 0 && cases > 0 && skipped_cases == cases ? 77 : failed;
 }

@@ -1,0 +1,7 @@
+// All of data.
+#pragma once
+
+#include "halftone/data/dataset.h"
+#include "halftone/data/idx.h"
+#include "halftone/data/loader.h"
+#include "halftone/data/mnist.h"

@@ -1,0 +1,416 @@
+// The gradient scaler: its stages, overflow, several optimizers, clipping, state, and that scaling changes no bit.
+#include "halftone/halftone.h"
+#include "halftone/tests/catch.h"
+#include "halftone/tests/scoreboard.h"
+
+using namespace halftone;
+using amp::GradScaler;
+
+namespace {
+
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+#define TEXT(expression, text)                \
+  do {                                        \
+    CHECK_THROWS_WITH(expression, text);      \
+    halftone::tests::count("error_texts");    \
+  } while (false)
+
+struct Net {
+  Tensor w1 = randn({8, 6}, {.requires_grad = true}), b1 = zeros({8}, {.requires_grad = true});
+  Tensor w2 = randn({3, 8}, {.requires_grad = true}), b2 = zeros({3}, {.requires_grad = true});
+  std::vector<Tensor> parameters() const { return {w1, b1, w2, b2}; }
+  Tensor operator()(const Tensor& x) const { return linear(linear_relu(x, w1, b1), w2, b2); }
+};
+struct Batch {
+  Tensor x, target;
+  explicit Batch(uint64_t seed) {
+    manual_seed(seed);
+    x = randn({16, 6});
+    target = randint(0, 3, {16});
+  }
+};
+Net net_of(uint64_t seed) {
+  manual_seed(seed);
+  return {};
+}
+
+// Every bit of parameters and optimizer state.
+std::vector<std::vector<double>> bits(const std::vector<Tensor>& parameters, const optim::Optimizer& opt) {
+  std::vector<std::vector<double>> all;
+  for (auto& p : parameters) all.push_back(p.to_vector<double>());
+  for (auto& [name, t] : opt.state_dict()) all.push_back(t.to_vector<double>());
+  return all;
+}
+
+// A backward that leaves `g` times the scale in p's gradient.
+void backward_with(GradScaler& scaler, const Tensor& p, float g) { scaler.scale((p * g).sum()).backward(); }
+
+struct Single {
+  Tensor p = ones({2}, {.requires_grad = true});
+  optim::SGD opt{{p}, {.lr = 1}};
+};
+
+}  // namespace
+
+TEST_CASE("the stages of a scaler's iteration, and what is refused") {
+  Single s, other;
+  GradScaler scaler({.init_scale = 4});
+  TEXT(scaler.unscale_(s.opt), "unscale_: nothing has been scaled yet; call scale(loss) and backward() first");
+  TEXT(scaler.step(s.opt), "step: nothing has been scaled yet; call scale(loss) and backward() first");
+  TEXT(scaler.update(), "update: nothing has been scaled yet; call scale(loss) and backward() first");
+  backward_with(scaler, s.p, 1);
+  scaler.unscale_(s.opt);
+  TEXT(scaler.unscale_(s.opt), "unscale_: already called for SGD since the last update()");
+  scaler.step(s.opt);
+  TEXT(scaler.step(s.opt), "step: already called for SGD since the last update()");
+  TEXT(scaler.unscale_(s.opt), "unscale_: called for SGD after step(); call update() first");
+  scaler.update();
+  s.opt.zero_grad();
+  backward_with(scaler, s.p, 1);
+  CHECK_NOTHROW(scaler.unscale_(s.opt));
+  CHECK_NOTHROW(scaler.step(s.opt));
+  TEXT(scaler.step(s.opt, {.clip_norm = -1}), "step: expected clip_norm of 0 or more, got -1");
+  TEXT(scaler.update(0), "update: expected a finite scale above 0, got 0");
+  TEXT(scaler.update(inf), "update: expected a finite scale above 0, got inf");
+  TEXT(scaler.scale(zeros({}, {.dtype = DType::i64})), "GradScaler::scale: expected a floating loss");
+}
+
+TEST_CASE("options of a scaler are checked") {
+  TEXT(GradScaler({.init_scale = 0}), "GradScaler: expected a finite init_scale above 0, got 0");
+  TEXT(GradScaler({.growth_factor = .5}), "GradScaler: expected growth_factor of 1 or more, got 0.5");
+  TEXT(GradScaler({.backoff_factor = 2}), "GradScaler: expected backoff_factor in (0, 1], got 2");
+  TEXT(GradScaler({.growth_interval = 0}), "GradScaler: expected growth_interval above 0, got 0");
+  TEXT(GradScaler({.init_scale = 1, .min_scale = 2}), "GradScaler: expected min_scale <= init_scale <= max_scale, got 2, 1 and 1.84467e+19");
+  TEXT(GradScaler({.max_consecutive_skips = -1}), "GradScaler: expected max_consecutive_skips of 0 or more, got -1");
+}
+
+TEST_CASE("whose scale a gradient carries is known") {
+  tests::report("Lightning#9330");
+  Single s;
+  GradScaler scaler({.init_scale = 4}), stranger({.init_scale = 8});
+  backward_with(scaler, s.p, 1);
+  TEXT((s.p * 1).sum().backward(), "backward: the gradient of a leaf [2] (f32) is scaled by a GradScaler, what comes now is not; unscale_ it, or zero_grad() first");
+  TEXT(optim::clip_grad_norm_({s.p}, 1), "clip_grad_norm_: the gradient of parameter 0 is scaled by a GradScaler; call unscale_ first");
+  backward_with(scaler, s.p, 1);  // accumulation
+  CHECK(s.p.grad().to_vector<float>() == std::vector<float>{8, 8});
+  stranger.scale(s.p.detach().sum());
+  stranger.scale_tensor();
+  TEXT(stranger.step(s.opt), "step: the gradient of parameter 0 [2] (f32) was scaled by another GradScaler");
+  scaler.unscale_(s.opt);
+  CHECK(grad_stamp(s.p) == 0);
+  CHECK(s.p.grad().to_vector<float>() == std::vector<float>{2, 2});
+  TEXT(backward_with(scaler, s.p, 1), "backward: the gradient of a leaf [2] (f32) is not scaled, what comes now is scaled; unscale_ it, or zero_grad() first");
+  Tensor loss = (s.p * 1).sum();
+  TEXT((scaler.scale(loss) + stranger.scale(loss)).backward(), "backward: one run cannot mix the losses of two GradScalers");
+  Tensor half_weight = ones({2}, {.dtype = DType::f16, .requires_grad = true});
+  optim::SGD in_half({half_weight}, {.lr = 1});
+  scaler.scale((half_weight * 1).sum()).backward();
+  TEXT(scaler.unscale_(in_half), "unscale_: the gradient of parameter 0 [2] (f16) is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast");
+}
+
+TEST_CASE("an inf: the step is skipped bit for bit, the scale halves, an interval later it doubles") {
+  tests::report("pytorch#44511");
+  tests::report("pytorch#96755");
+  for (float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()})
+    for (int kind = 0; kind < 3; ++kind)
+      for (bool unscale : {false, true}) {
+        Net net = net_of(1);
+        std::unique_ptr<optim::Optimizer> opt;
+        if (kind == 0) opt = std::make_unique<optim::SGD>(net.parameters(), optim::SGDOptions{.lr = .1, .momentum = .9});
+        if (kind == 1) opt = std::make_unique<optim::Adam>(net.parameters(), optim::AdamOptions{.lr = .01});
+        if (kind == 2) opt = std::make_unique<optim::AdamW>(net.parameters(), optim::AdamWOptions{.lr = .01});
+        GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
+        Batch batch(2);
+        auto iterate = [&](bool poisoned) {
+          opt->zero_grad();
+          Tensor loss;
+          { amp::Autocast region({.dtype = DType::f16}); loss = cross_entropy(net(batch.x), batch.target); }
+          scaler.scale(loss).backward();
+          if (poisoned) net.b2.grad().slice(0, 2, 3).fill_(bad);  // the last element of the last parameter
+          if (unscale) scaler.unscale_(*opt);
+          auto outcome = scaler.step(*opt);
+          CHECK(outcome.state() == amp::StepOutcome::State::unknown);
+          CHECK_THROWS_WITH(outcome.stepped(), "StepOutcome: the outcome is known after scaler.update()");
+          scaler.update();
+          return outcome;
+        };
+        CHECK(iterate(false).stepped());
+        CHECK(iterate(false).stepped());
+        auto before = bits(net.parameters(), *opt);
+        auto outcome = iterate(true);
+        CHECK((outcome.skipped() && !outcome.stepped()));
+        CHECK(bits(net.parameters(), *opt) == before);
+        CHECK(scaler.get_scale() == 512);
+        CHECK(scaler.skipped_steps() == 1);
+        for (int i = 0; i < 3; ++i) {
+          CHECK(scaler.get_scale() == 512);
+          CHECK(iterate(false).stepped());
+        }
+        CHECK(scaler.get_scale() == 1024);
+        CHECK(bits(net.parameters(), *opt) != before);
+        CHECK(scaler.inverse_scale().item() == 1 / 1024.0);
+      }
+}
+
+TEST_CASE("a skip on the first step leaves an optimizer as it was made") {
+  tests::report("allenai/OLMo-core#309");
+  auto run = [](bool skip_first) {
+    Net net = net_of(3);
+    optim::Adam opt(net.parameters());
+    GradScaler scaler({.init_scale = 1024});
+    Batch batch(4);
+    for (int i = skip_first ? 0 : 1; i < 3; ++i) {
+      opt.zero_grad();
+      scaler.scale(cross_entropy(net(batch.x), batch.target)).backward();
+      if (i == 0) net.w1.grad().fill_(inf);
+      scaler.step(opt);
+      scaler.update();
+    }
+    return bits(net.parameters(), opt);
+  };
+  CHECK(run(true) == run(false));
+}
+
+TEST_CASE("scale by scale: growth 2, backoff 1/4, interval 2") {
+  Single s;
+  GradScaler scaler({.init_scale = 4, .growth_factor = 2, .backoff_factor = .25, .growth_interval = 2});
+  std::vector<double> scales, streaks;
+  for (float g : {1.f, 1.f, inf, 1.f, 1.f, 1.f}) {
+    s.opt.zero_grad();
+    backward_with(scaler, s.p, g);
+    scaler.step(s.opt);
+    scaler.update();
+    scales.push_back(scaler.get_scale());
+    streaks.push_back(scaler.state_dict().at("streak").item());
+  }
+  CHECK(scales == std::vector<double>{4, 8, 2, 2, 4, 4});
+  CHECK(streaks == std::vector<double>{1, 0, 0, 1, 0, 1});
+}
+
+TEST_CASE("a scale neither grows to inf nor shrinks to 0") {
+  tests::report("pytorch#98828");
+  tests::report("pytorch#40497");
+  Single s;
+  GradScaler up({.init_scale = 0x1p60, .growth_factor = 16, .growth_interval = 1}), down({.init_scale = 4, .min_scale = 1});
+  for (int i = 0; i < 40; ++i) {
+    s.opt.zero_grad();
+    backward_with(up, s.p, 0);
+    up.step(s.opt);
+    up.update();
+  }
+  CHECK(up.get_scale() == 0x1p64);
+  GradScaler far({.init_scale = 1e38, .growth_factor = 16, .growth_interval = 1, .max_scale = 3e38});
+  s.opt.zero_grad();
+  backward_with(far, s.p, 0);
+  far.step(s.opt);
+  far.update();
+  CHECK(std::isfinite(far.get_scale()));
+  for (int i = 0; i < 200; ++i) {
+    s.opt.zero_grad();
+    backward_with(down, s.p, inf);
+    down.step(s.opt);
+    down.update();
+  }
+  CHECK(down.get_scale() == 1);
+  CHECK(down.skipped_steps() == 200);
+  s.opt.zero_grad();
+  backward_with(down, s.p, 1);
+  CHECK(down.step(s.opt).state() == amp::StepOutcome::State::unknown);
+  down.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{0, 0});
+}
+
+TEST_CASE("too many skips in a row are an error") {
+  Single s;
+  GradScaler scaler({.init_scale = 4, .max_consecutive_skips = 2});
+  auto iterate = [&](float g) {
+    s.opt.zero_grad();
+    backward_with(scaler, s.p, g);
+    scaler.step(s.opt);
+    scaler.update();
+  };
+  for (float g : {inf, inf, 1.f, inf, inf, inf}) iterate(g);
+  TEXT(iterate(1), "step: 3 steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = 2; look for inf or NaN in the model, or lower the learning rate");
+}
+
+TEST_CASE("several optimizers: only the one with an inf is skipped") {
+  tests::report("nerfstudio-project/nerfstudio#1919");
+  Single a, b, idle;
+  GradScaler scaler({.init_scale = 8});
+  scaler.scale((a.p * 1).sum() + (b.p * inf).sum()).backward();
+  scaler.unscale_(a.opt);
+  auto ra = scaler.step(a.opt), rb = scaler.step(b.opt), ri = scaler.step(idle.opt);
+  CHECK(ri.state() == amp::StepOutcome::State::no_gradients);
+  scaler.update();
+  CHECK(ra.stepped());
+  CHECK(rb.skipped());
+  CHECK(a.p.to_vector<float>() == std::vector<float>{0, 0});
+  CHECK(b.p.to_vector<float>() == std::vector<float>{1, 1});
+  CHECK(scaler.get_scale() == 4);
+  CHECK(scaler.skipped_steps() == 1);
+  // An optimizer that was moved is the same.
+  a.opt.zero_grad();
+  backward_with(scaler, a.p, 1);
+  scaler.unscale_(a.opt);
+  optim::SGD moved = std::move(a.opt);
+  TEXT(scaler.unscale_(moved), "unscale_: already called for SGD since the last update()");
+}
+
+TEST_CASE("a scale of the program's own settles the iteration") {
+  Single s;
+  GradScaler scaler({.init_scale = 8, .growth_interval = 3});
+  backward_with(scaler, s.p, inf);
+  auto outcome = scaler.step(s.opt);
+  scaler.update(32);
+  CHECK(outcome.skipped());
+  CHECK(scaler.get_scale() == 32);
+  CHECK(scaler.inverse_scale().item() == 1 / 32.0);
+  s.opt.zero_grad();
+  backward_with(scaler, s.p, 1);
+  outcome = scaler.step(s.opt);
+  scaler.update();
+  CHECK(outcome.stepped());
+  CHECK(s.p.to_vector<float>() == std::vector<float>{0, 0});
+}
+
+TEST_CASE("clipping on the way equals unscale_, clip, step") {
+  auto run = [](int how) {
+    Net net = net_of(5);
+    optim::SGD opt(net.parameters(), {.lr = .1, .momentum = .9});
+    GradScaler scaler({.init_scale = 1024});
+    Batch batch(6);
+    for (int i = 0; i < 4; ++i) {
+      opt.zero_grad();
+      scaler.scale(cross_entropy(net(batch.x), batch.target)).backward();
+      if (how == 1) {
+        scaler.unscale_(opt);
+        optim::clip_grad_norm_(net.parameters(), .5);
+        scaler.step(opt);
+      } else if (how == 2) {
+        scaler.unscale_(opt);
+        scaler.step(opt, {.clip_norm = .5});
+      } else scaler.step(opt, {.clip_norm = .5});
+      scaler.update();
+    }
+    return net.w1.to_vector<double>();
+  };
+  auto a = run(0), b = run(1), c = run(2);
+  for (size_t i = 0; i < a.size(); ++i) {
+    CHECK(a[i] == Approx(b[i]).epsilon(1e-5).margin(1e-6));
+    CHECK(c[i] == Approx(b[i]).epsilon(1e-5).margin(1e-6));
+  }
+  // A norm below the limit changes nothing.
+  Single s;
+  GradScaler scaler;
+  backward_with(scaler, s.p, .25f);
+  scaler.step(s.opt, {.clip_norm = 1});
+  scaler.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{.75f, .75f});
+}
+
+TEST_CASE("scaling by powers of two changes no bit, nor does unscale_, nor a disabled scaler") {
+  tests::report("Lightning#15501");
+  enum How { plain, disabled, scaled, unscaled };
+  for (int kind = 0; kind < 3; ++kind) {
+    std::vector<std::vector<std::vector<double>>> results;
+    for (How how : {plain, disabled, scaled, unscaled}) {
+      Net net = net_of(7);
+      std::unique_ptr<optim::Optimizer> opt;
+      if (kind == 0) opt = std::make_unique<optim::SGD>(net.parameters(), optim::SGDOptions{.lr = .1, .momentum = .9, .weight_decay = .01, .nesterov = true});
+      if (kind == 1) opt = std::make_unique<optim::Adam>(net.parameters(), optim::AdamOptions{.lr = .01});
+      if (kind == 2) opt = std::make_unique<optim::AdamW>(net.parameters(), optim::AdamWOptions{.lr = .01});
+      GradScaler scaler({.init_scale = 1024, .growth_interval = 4, .enabled = how != disabled});
+      Batch batch(8);
+      for (int i = 0; i < 10; ++i) {
+        opt->zero_grad();
+        for (int micro = 0; micro < 2; ++micro) {
+          Tensor loss = cross_entropy(net(batch.x), batch.target) * .5;
+          (how == plain ? loss : scaler.scale(loss)).backward();
+        }
+        if (how == unscaled) scaler.unscale_(*opt);
+        if (how == plain) opt->step();
+        else {
+          scaler.step(*opt);
+          scaler.update();
+        }
+      }
+      results.push_back(bits(net.parameters(), *opt));
+    }
+    for (auto& r : results) CHECK((r == results[0]));
+  }
+}
+
+TEST_CASE("a disabled scaler does nothing of its own") {
+  Single s;
+  GradScaler off({.enabled = false});
+  Tensor loss = (s.p * 1).sum();
+  CHECK(off.scale(loss).body() == loss.body());
+  CHECK(off.get_scale() == 1);
+  CHECK(off.state_dict().size() == 0);
+  loss.backward();
+  off.unscale_(s.opt);
+  auto outcome = off.step(s.opt);
+  CHECK(outcome.stepped());
+  off.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{0, 0});
+  GradScaler on;
+  TEXT(on.load_state_dict(off.state_dict()), "GradScaler: the state is empty; it probably comes from a disabled scaler");
+}
+
+TEST_CASE("a scaler's state goes round, also in the middle of an interval and before the first scale") {
+  Single s;
+  GradScaler a({.init_scale = 8, .growth_interval = 3});
+  CHECK(a.state_dict().at("scale").item() == 8);
+  auto iterate = [&](GradScaler& g, float v) {
+    s.opt.zero_grad();
+    backward_with(g, s.p, v);
+    g.step(s.opt);
+    g.update();
+  };
+  iterate(a, inf);
+  iterate(a, 1);
+  iterate(a, 1);
+  StateDict saved = a.state_dict().clone();
+  GradScaler b({.init_scale = 8, .growth_interval = 3});
+  b.load_state_dict(saved);
+  CHECK((b.get_scale() == 4 && b.skipped_steps() == 1));
+  iterate(b, 1);
+  CHECK(b.get_scale() == 8);
+  iterate(a, 1);
+  CHECK(a.get_scale() == 8);
+  a.load_state_dict(saved);
+  CHECK((a.get_scale() == 4 && a.inverse_scale().item() == .25));
+}
+
+TEST_CASE("bf16 losses are scaled in f32, f64 ones in f64") {
+  GradScaler scaler;
+  CHECK(scaler.scale(ones({}, {.dtype = DType::bf16})).dtype() == DType::f32);
+  CHECK(scaler.scale(ones({}, {.dtype = DType::f16})).item() == 65536);
+  CHECK(scaler.scale(ones({}, {.dtype = DType::f64})).dtype() == DType::f64);
+  CHECK(scaler.scale({ones({}), ones({}) * 2})[1].item() == 131072);
+  amp::Autocast region({.dtype = DType::f16});
+  CHECK(scaler.scale(ones({}, {.dtype = DType::f16})).item() == 65536);
+}
+
+TEST_CASE("a step waits for nothing") {
+  Net net = net_of(9);
+  Batch batch(10);
+  optim::AdamW opt(net.parameters());
+  GradScaler scaler({.max_consecutive_skips = 5});
+  amp::StepOutcome outcome;
+  for (int i = 0; i < 4; ++i) {
+    ForbidSync forbidden;
+    opt.zero_grad();
+    Tensor loss;
+    { amp::Autocast region; loss = cross_entropy(net(batch.x), batch.target); }
+    scaler.scale(loss).backward();
+    scaler.unscale_(opt);
+    optim::clip_grad_norm_(net.parameters(), 1);
+    outcome = scaler.step(opt);
+    opt.set_lr(1e-3);
+    scaler.update();
+    if (i == 2) scaler.update(2048);
+  }
+  CHECK(outcome.stepped());
+}

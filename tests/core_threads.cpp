@@ -1,0 +1,184 @@
+// What runs on threads: the pool, the state that calls depend on, small vectors that carry their arguments.
+#include <atomic>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "halftone/core/parallel.h"
+#include "halftone/halftone.h"
+#include "halftone/tests/catch.h"
+
+using namespace halftone;
+
+namespace {
+struct Threads {
+  int saved = num_threads();
+  explicit Threads(int n) { set_num_threads(n); }
+  ~Threads() { set_num_threads(saved); }
+};
+}  // namespace
+
+TEST_CASE("parallel_for covers a range once, cut by size only") {
+  std::set<std::pair<int64_t, int64_t>> first;
+  for (int n : {1, 2, 5}) {
+    Threads threads(n);
+    CHECK(num_threads() == n);
+    std::vector<std::atomic<int>> seen(10007);
+    std::mutex lock;
+    std::set<std::pair<int64_t, int64_t>> ranges;
+    parallel_for(10007, 100, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+      std::lock_guard guard(lock);
+      ranges.insert({begin, end});
+    });
+    CHECK(std::all_of(seen.begin(), seen.end(), [](auto& v) { return v == 1; }));
+    CHECK(ranges.size() == 101);
+    if (n == 1) first = ranges;
+    CHECK(ranges == first);
+  }
+  int calls = 0;
+  parallel_for(0, 10, [&](int64_t, int64_t) { ++calls; });
+  parallel_for(-1, 10, [&](int64_t, int64_t) { ++calls; });
+  CHECK(calls == 0);
+  CHECK_THROWS_WITH(set_num_threads(0), "set_num_threads: expected a number above 0, got 0");
+}
+
+TEST_CASE("parallel_for hands exceptions to its caller and stays usable") {
+  for (int n : {1, 2, 5}) {
+    Threads threads(n);
+    for (int round = 0; round < 20; ++round) {
+      CHECK_THROWS_WITH(parallel_for(1000, 1, [](int64_t i, int64_t) { if (i == 500) throw Error("at 500"); }), "at 500");
+      std::atomic<int64_t> sum = 0;
+      parallel_for(1000, 7, [&](int64_t b, int64_t e) { sum += e - b; });
+      CHECK(sum == 1000);
+    }
+  }
+}
+
+TEST_CASE("parallel_for nests, on the calling thread") {
+  for (int n : {1, 2, 5}) {
+    Threads threads(n);
+    std::atomic<int64_t> sum = 0, elsewhere = 0;
+    parallel_for(20, 1, [&](int64_t, int64_t) {
+      auto me = std::this_thread::get_id();
+      parallel_for(50, 1, [&](int64_t, int64_t) {
+        ++sum;
+        elsewhere += std::this_thread::get_id() != me;
+      });
+    });
+    CHECK(sum == 1000);
+    CHECK(elsewhere == 0);
+  }
+}
+
+TEST_CASE("several threads may use the pool, and its size may change meanwhile") {
+  Threads threads(3);
+  std::atomic<int64_t> sum = 0;
+  std::vector<std::thread> users;
+  for (int t = 0; t < 4; ++t)
+    users.emplace_back([&] { for (int r = 0; r < 100; ++r) parallel_for(100, 10, [&](int64_t b, int64_t e) { sum += e - b; }); });
+  for (int r = 0; r < 10; ++r) set_num_threads(1 + r % 4);
+  for (auto& u : users) u.join();
+  CHECK(sum == 4 * 100 * 100);
+}
+
+TEST_CASE("results have the same bits for any number of threads") {
+  manual_seed(5);
+  Tensor x = randn({400000}), m = randn({257, 300}), w = randn({130, 300});
+  std::vector<std::vector<float>> first;
+  for (int n : {1, 2, 5}) {
+    Threads threads(n);
+    manual_seed(6);
+    std::vector<std::vector<float>> y;
+    for (auto& t : {sum(x), mean(m, {0}), var(m, {1}), matmul(m, w.t()), linear_relu(m, w), exp(x), softmax(m, 0), randn({100000}), rand({100000})})
+      y.push_back(t.to_vector<float>());
+    if (n == 1) first = y;
+    CHECK((y == first));
+  }
+}
+
+TEST_CASE("a thread's state is taken along and given back") {
+  ThreadState here;
+  auto own = std::make_shared<Generator>(uint64_t{42});
+  {
+    NoGrad off;
+    amp::Autocast region({.dtype = DType::f16});
+    ForbidSync forbidden;
+    thread_state().generator = own;
+    here = capture_thread_state();
+    thread_state().generator = nullptr;
+  }
+  CHECK(recording());
+  std::thread([&] {
+    CHECK(recording());
+    {
+      InstallThreadState installed(here);
+      CHECK_FALSE(recording());
+      CHECK(amp::is_autocast_enabled());
+      CHECK(amp::autocast_dtype() == DType::f16);
+      CHECK(generator().seed() == 42);
+      CHECK_THROWS_WITH(check_may_sync("test"), "test: waits for the device, and ForbidSync is on");
+    }
+    CHECK(recording());
+    CHECK_FALSE(amp::is_autocast_enabled());
+    CHECK_NOTHROW(check_may_sync("test"));
+  }).join();
+  CHECK_FALSE(amp::is_autocast_enabled());
+}
+
+TEST_CASE("a new thread begins with nothing on") {
+  NoGrad off;
+  amp::Autocast region;
+  std::thread([] {
+    CHECK(recording());
+    CHECK_FALSE(amp::is_autocast_enabled());
+  }).join();
+}
+
+TEST_CASE("small vectors: inline, on the heap, moved and copied") {
+  using Vector = SmallVector<std::shared_ptr<int>, 2>;
+  auto value = std::make_shared<int>(7);
+  {
+    Vector a;
+    CHECK(a.empty());
+    for (int i = 0; i < 5; ++i) {
+      a.push_back(value);
+      CHECK(value.use_count() == i + 2);
+    }
+    Vector b = a, c = std::move(a);
+    CHECK((b.size() == 5 && c.size() == 5 && a.size() == 0));
+    CHECK(value.use_count() == 11);
+    b.resize(1);
+    b = b;
+    CHECK((b.size() == 1 && *b[0] == 7));
+    c = std::move(b);
+    CHECK((c.size() == 1 && value.use_count() == 2));
+    c.resize(4);
+    CHECK_FALSE(c[3]);
+    c.clear();
+    CHECK((c.empty() && value.use_count() == 1));
+    Vector inline_one{value}, moved = std::move(inline_one);
+    CHECK((moved.size() == 1 && inline_one.empty()));
+    a = moved;  // usable after having been moved from
+    CHECK(a.back() == value);
+    std::vector<std::shared_ptr<int>> more(3, value);
+    a.append(more.data(), more.data() + 3);
+    CHECK(a.size() == 4);
+  }
+  CHECK(value.use_count() == 1);
+  SmallVector<int, 2> v{1, 2, 3};
+  v.push_back(v[0]);  // an element of its own while it grows
+  CHECK(std::accumulate(v.begin(), v.end(), 0) == 7);
+  CHECK(std::span<const int>(v).size() == 4);
+}
+
+TEST_CASE("attributes are values of their own") {
+  struct P { int64_t a[18]; };
+  P p{};
+  p.a[17] = 5;
+  Attrs x = Attrs::of(p), y = x, none;
+  CHECK(y.as<P>().a[17] == 5);
+  CHECK(none.as<P>().a[17] == 0);
+  y = none;
+  CHECK(y.as<P>().a[17] == 0);
+}
