@@ -1,5 +1,5 @@
-// Random draws on CUDA: element i is word i % 4 of the Philox block at offset + i / 4, as on the CPU, and a thread takes
-// whole blocks. Compiled without contraction to fused multiply-adds, so that the values are the CPU's, bit for bit.
+// Random draws on CUDA: element i is word i % 4 of the Philox block at offset + i / 4, as on the CPU, and a thread
+// takes whole blocks. Compiled without contraction to fused multiply-adds, so that values have the CPU's bits.
 #include "halftone/ops/random.h"
 
 #include "halftone/cuda/all.h"
