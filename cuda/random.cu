@@ -15,7 +15,7 @@ __global__ void advance_kernel(uint64_t* state, const int64_t n) { advance(state
 // state: {seed, offset}. A grid of one block advances it, too.
 template <bool normal, class T>
 __global__ void __launch_bounds__(256) draw_kernel(T* x, const int64_t n, uint64_t* state, const DrawRange range) {
-  constexpr int pack = std::min(4, pack_size<T>);
+  constexpr int pack = pack_size<T> < 4 ? pack_size<T> : 4;
   const uint64_t seed = state[0], first = state[1];
   const bool packed = aligned(x, sizeof(Pack<T, pack>));
   for (int64_t q = thread_index(); q * 4 < n; q += grid_threads()) {
