@@ -1,4 +1,4 @@
-// Binary operators on CUDA whose results are numbers. The others have a file of their own, so that both compile at once.
+// Binary operators on CUDA whose results are numbers; the others are in comparison.cu, so that both compile at once.
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/elementwise.cuh"
 

@@ -1,5 +1,5 @@
-// cast, clone, copy, fill and where on CUDA. Copies that keep the dtype move bits, so that one kernel serves every dtype
-// of a size; a copy that swaps the contiguous dimension goes through tiles in shared memory.
+// cast, clone, copy, fill and where on CUDA. Copies that keep the dtype move bits, so that one kernel serves every
+// dtype of a size; a copy that swaps the contiguous dimension goes through tiles in shared memory.
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/elementwise.cuh"
 #include "halftone/ops/copy.h"
@@ -44,7 +44,8 @@ template <class U> __global__ void transpose_kernel(U* y, const U* x, Transpose 
   for (int64_t n = blockIdx.x; n < across * down * t.batches; n += gridDim.x) {
     const int64_t j0 = n % across * tile, i0 = n / across % down * tile, b = n / across / down;
     for (int k = row; k < tile; k += tile_rows)
-      if (j0 + k < t.columns && i0 + lane < t.rows) memory[k][lane] = x[b * t.x_batch + (j0 + k) * t.x_column + i0 + lane];
+      if (j0 + k < t.columns && i0 + lane < t.rows)
+        memory[k][lane] = x[b * t.x_batch + (j0 + k) * t.x_column + i0 + lane];
     __syncthreads();
     for (int k = row; k < tile; k += tile_rows)
       if (i0 + k < t.rows && j0 + lane < t.columns) y[b * t.y_batch + (i0 + k) * t.y_row + j0 + lane] = memory[lane][k];
@@ -105,7 +106,8 @@ void run_fill(const Call& c, std::span<Tensor>) {
 
 void run_where(const Call& c, std::span<Tensor> out) {
   visit_bits(c.in[1].dtype(), [&]<class U>(Type<U>) {
-    map<U, bool, U, U>("where", Select<U>{}, out[0].shape(), {place(out[0]), place(c.in[0]), place(c.in[1]), place(c.in[2])});
+    map<U, bool, U, U>("where", Select<U>{}, out[0].shape(),
+                       {place(out[0]), place(c.in[0]), place(c.in[1]), place(c.in[2])});
   });
 }
 

@@ -28,7 +28,8 @@ template <int n, class X, class... Rest> struct Packs<n, X, Rest...> {
 };
 
 // Operand k of N, and those after it. An inner stride of 0 repeats one element.
-template <int k, int n, int N> __device__ void load(Packs<n>&, const Pointers<>&, const uint32_t (&)[N], const uint32_t (&)[N]) {}
+template <int k, int n, int N>
+__device__ void load(Packs<n>&, const Pointers<>&, const uint32_t (&)[N], const uint32_t (&)[N]) {}
 template <int k, int n, int N, class X, class... Rest>
 __device__ void load(Packs<n, X, Rest...>& to, const Pointers<X, Rest...>& from, const uint32_t (&at)[N],
                      const uint32_t (&inner)[N]) {
@@ -53,8 +54,8 @@ inline constexpr int map_threads = 256, map_unroll = 2;
 
 // The last `tail` elements of a one-dimensional layout fill no pack.
 template <int n, class F, class Y, class... X>
-__global__ void __launch_bounds__(map_threads)
-    map_kernel(const F f, const Layout<1 + sizeof...(X), uint32_t> layout, const uint32_t tail, Y* y, const Pointers<X...> x) {
+__global__ void __launch_bounds__(map_threads) map_kernel(const F f, const Layout<1 + sizeof...(X), uint32_t> layout,
+                                                          const uint32_t tail, Y* y, const Pointers<X...> x) {
   constexpr int N = 1 + sizeof...(X);
   const uint32_t step = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
   for (uint32_t i = first; i < layout.count; i += map_unroll * step) {
@@ -116,8 +117,8 @@ template <size_t N> bool fits_31_bits(const Rows<N>& rows) {
 }
 
 template <class Y, class... X, class F, size_t... I>
-void launch_map(const char* name, const F& f, const Rows<1 + sizeof...(X)>& rows, std::array<char*, 1 + sizeof...(X)> data,
-                std::index_sequence<I...> inputs) {
+void launch_map(const char* name, const F& f, const Rows<1 + sizeof...(X)>& rows,
+                std::array<char*, 1 + sizeof...(X)> data, std::index_sequence<I...> inputs) {
   constexpr size_t N = 1 + sizeof...(X);
   constexpr int n = pack_size<Y, X...>;
   constexpr std::array<size_t, N> width = {sizeof(Y), sizeof(X)...};

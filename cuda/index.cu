@@ -7,7 +7,9 @@
 namespace halftone::cuda {
 namespace {
 
-template <class Y> __global__ void __launch_bounds__(256) one_hot_kernel(Y* y, const int64_t* target, const int64_t n, const Divisor classes) {
+template <class Y>
+__global__ void __launch_bounds__(256)
+    one_hot_kernel(Y* y, const int64_t* target, const int64_t n, const Divisor classes) {
   const Y one = to<Y>(true), zero = to<Y>(false);
   for (int64_t i = thread_index(); i < n * classes.divisor; i += grid_threads()) {
     const int64_t row = classes.divide(i);

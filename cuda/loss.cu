@@ -1,5 +1,5 @@
 // cross_entropy and its gradient on CUDA. A group of threads reads each row of logits once, keeping its largest element
-// and the sum of exponentials relative to it; the block that adds up the rows' losses also looks for targets out of range.
+// and the sum of exponentials relative to it; the block that adds up the losses also finds targets out of range.
 #include "halftone/ops/loss.h"
 
 #include "halftone/cuda/all.h"
@@ -38,7 +38,8 @@ struct Table {
   int64_t rows, classes;
   bool packed;
 };
-template <int n, class T> __device__ void load_logits(compute_t<T> (&v)[n], const T* row, int64_t p, const Table& table) {
+template <int n, class T>
+__device__ void load_logits(compute_t<T> (&v)[n], const T* row, int64_t p, const Table& table) {
   using C = compute_t<T>;
   if (table.packed) {
     auto in = load_pack<n>(row + p * n);
@@ -117,7 +118,8 @@ __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t
     else {
       const C smoothing = static_cast<C>(join.options.label_smoothing);
       C loss = (s.high - to<C>(row[t])) + log_total;  // shifted first: large logits lose no digits
-      if (smooth) loss = (1 - smoothing) * loss + smoothing * ((s.high - s.all / static_cast<C>(table.classes)) + log_total);
+      if (smooth)
+        loss = (1 - smoothing) * loss + smoothing * ((s.high - s.all / static_cast<C>(table.classes)) + log_total);
       losses[i] = loss;
     }
   }
@@ -129,8 +131,9 @@ __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t
 // dx = g * (softmax(x) - q) of rows that count, over the count for a mean.
 template <class T>
 __global__ void __launch_bounds__(256)
-    cross_entropy_grad_rows(T* dx, const T* x, const int64_t* target, const compute_t<T>* lse, const compute_t<T>* count,
-                            const compute_t<T>* g, const Table table, const CrossEntropyAttrs options, const int width) {
+    cross_entropy_grad_rows(T* dx, const T* x, const int64_t* target, const compute_t<T>* lse,
+                            const compute_t<T>* count, const compute_t<T>* g, const Table table,
+                            const CrossEntropyAttrs options, const int width) {
   using C = compute_t<T>;
   constexpr int n = pack_size<T>;
   const Group group(width);
@@ -183,12 +186,14 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
     const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
     // One block for a small batch: its losses are joined without a second launch.
     if (table.rows > 0 && width <= warp_size && table.rows * width <= 1024)
-      return launch("cross_entropy", cross_entropy_rows<T>, 1, static_cast<int>(ceil_div(table.rows * width, warp_size)) * warp_size,
-                    x.data<T>(), losses, lse, join, width);
+      return launch("cross_entropy", cross_entropy_rows<T>, 1,
+                    static_cast<int>(ceil_div(table.rows * width, warp_size)) * warp_size, x.data<T>(), losses, lse,
+                    join, width);
     // At least two blocks, or the only one would join.
     int64_t blocks = std::min<int64_t>(ceil_div(table.rows * width, 256), int64_t{64} * sm_count());
     if (table.rows > 0)
-      launch("cross_entropy", cross_entropy_rows<T>, std::max<int64_t>(blocks, 2), 256, x.data<T>(), losses, lse, join, width);
+      launch("cross_entropy", cross_entropy_rows<T>, std::max<int64_t>(blocks, 2), 256, x.data<T>(), losses, lse, join,
+             width);
     launch("cross_entropy", join_losses<C>, 1, 1024, join);
   });
 }
@@ -202,8 +207,9 @@ void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
     const Table table = table_of<T>(x, dx.raw_data());
     const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
     int64_t blocks = std::min<int64_t>(ceil_div(table.rows * width, 256), int64_t{64} * sm_count());
-    launch("cross_entropy_grad", cross_entropy_grad_rows<T>, blocks, 256, dx.data<T>(), x.data<T>(), target.data<int64_t>(),
-           c.in[2].data<C>(), c.in[3].data<C>(), g.data<C>(), table, c.as<CrossEntropyAttrs>(), width);
+    launch("cross_entropy_grad", cross_entropy_grad_rows<T>, blocks, 256, dx.data<T>(), x.data<T>(),
+           target.data<int64_t>(), c.in[2].data<C>(), c.in[3].data<C>(), g.data<C>(), table, c.as<CrossEntropyAttrs>(),
+           width);
   });
 }
 

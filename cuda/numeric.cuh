@@ -47,10 +47,16 @@ template <class To, class From> __device__ To to(From v) {
 template <class T, int n> struct alignas(sizeof(T) * n) Pack { T v[n]; };
 template <class... T> inline constexpr int pack_size = static_cast<int>(16 / std::max({sizeof(T)...}));
 
-template <int n, class T> __device__ Pack<T, n> load_pack(const T* p) { return *reinterpret_cast<const Pack<T, n>*>(p); }
-template <int n, class T> __device__ void store_pack(T* p, const Pack<T, n>& v) { *reinterpret_cast<Pack<T, n>*>(p) = v; }
+template <int n, class T>
+__device__ Pack<T, n> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, n>*>(p);
+}
+template <int n, class T>
+__device__ void store_pack(T* p, const Pack<T, n>& v) {
+  *reinterpret_cast<Pack<T, n>*>(p) = v;
+}
 
-// The same where only `live` elements are left, or where the address may not be aligned (packed is false). `past` fills up.
+// The same where only `live` elements are left or the address may not be aligned (packed is false); `past` fills up.
 template <int n, class T> __device__ Pack<T, n> load_part(const T* p, int64_t live, bool packed, T past) {
   if (packed && live >= n) return load_pack<n>(p);
   Pack<T, n> v;
@@ -177,7 +183,7 @@ struct Group {
   }
 };
 
-// The group for items of `packs` packs each: as many threads as there are packs, a power of two up to a warp, or a block.
+// The width for items of `packs` packs each: as many threads as packs, a power of two up to a warp, or the block.
 inline int group_width(int64_t packs, int block) {
   if (packs > 4 * warp_size) return block;
   int width = 1;

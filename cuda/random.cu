@@ -1,5 +1,5 @@
-// Random draws on CUDA: element i is word i % 4 of the Philox block at offset + i / 4, as on the CPU, and a thread takes
-// whole blocks. Compiled without contraction to fused multiply-adds, so that the values are the CPU's, bit for bit.
+// Random draws on CUDA: element i is word i % 4 of the Philox block at offset + i / 4, as on the CPU, and a thread
+// takes whole blocks. Compiled without contraction to fused multiply-adds, so that values have the CPU's bits.
 #include "halftone/ops/random.h"
 
 #include "halftone/cuda/all.h"
@@ -15,14 +15,20 @@ __global__ void advance_kernel(uint64_t* state, const int64_t n) { advance(state
 // state: {seed, offset}. A grid of one block advances it, too.
 template <bool normal, class T>
 __global__ void __launch_bounds__(256) draw_kernel(T* x, const int64_t n, uint64_t* state, const DrawRange range) {
+  constexpr int pack = pack_size<T> < 4 ? pack_size<T> : 4;
   const uint64_t seed = state[0], first = state[1];
+  const bool packed = aligned(x, sizeof(Pack<T, pack>));
   for (int64_t q = thread_index(); q * 4 < n; q += grid_threads()) {
     const Philox4 block = philox(seed, first + static_cast<uint64_t>(q));
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (q * 4 + j >= n) break;
-      double u = normal ? normal_from(block, j) : static_cast<double>(uniform01(block.v[j]));
-      x[q * 4 + j] = draw_value<T, normal>(u, range);
+    for (int k = 0; k < 4; k += pack) {
+      Pack<T, pack> v;
+#pragma unroll
+      for (int j = 0; j < pack; ++j) {
+        const double u = normal ? normal_from(block, k + j) : static_cast<double>(uniform01(block.v[k + j]));
+        v.v[j] = draw_value<T, normal>(u, range);
+      }
+      store_part(x + q * 4 + k, n - q * 4 - k, packed, v);
     }
   }
   if (gridDim.x > 1) return;

@@ -7,9 +7,9 @@
 //   R::merge(s, t)
 //   r.finish(s, count, o)    the result
 //
-// Two kernels: reduce_rows() where reduced elements are neighbours in memory, reduce_columns() where outputs are. Both cut
-// long reductions into splits, which merge_splits() joins. How work is cut follows from sizes and strides alone, and each
-// output's elements are always added in the same order: the result has the same bits on every run and every device.
+// Two kernels: reduce_rows() where reduced elements are neighbours in memory, reduce_columns() where outputs are. Both
+// cut long reductions into splits, which merge_splits() joins. How work is cut follows from sizes and strides alone,
+// so an output's elements are always added in the same order: it has the same bits on every run and every device.
 #include "halftone/cuda/numeric.cuh"
 #include "halftone/ops/reduce.h"
 
@@ -33,8 +33,8 @@ struct Reduced {
 // A group of threads for each output (of each split).
 template <class R>
 __global__ void __launch_bounds__(reduce_threads)
-    reduce_rows(const R r, const typename R::Element* x, const Layout<1, int64_t> kept, const Reduced gone, const int width,
-                typename R::State* parts, typename R::Result* y) {
+    reduce_rows(const R r, const typename R::Element* x, const Layout<1, int64_t> kept, const Reduced gone,
+                const int width, typename R::State* parts, typename R::Result* y) {
   constexpr int n = reduce_pack<R>;
   const Group group(width);
   const int64_t items = kept.count * gone.splits, packs = (gone.count + n - 1) / n;
@@ -85,15 +85,17 @@ struct Columns {
 // A block for each strip (of each split): threads side by side for columns, one above the other for rows.
 template <class R>
 __global__ void __launch_bounds__(reduce_threads)
-    reduce_columns(const R r, const typename R::Element* x, const Columns kept, const Reduced gone, typename R::State* parts,
-                   typename R::Result* y) {
+    reduce_columns(const R r, const typename R::Element* x, const Columns kept, const Reduced gone,
+                   typename R::State* parts, typename R::Result* y) {
   using State = typename R::State;
   constexpr int n = reduce_pack<R>;
   __shared__ State memory[n][reduce_threads];
-  const int t = static_cast<int>(threadIdx.x), tx = t % kept.across, ty = t / kept.across, down = reduce_threads / kept.across;
+  const int t = static_cast<int>(threadIdx.x), tx = t % kept.across, ty = t / kept.across,
+            down = reduce_threads / kept.across;
   const int64_t outputs = kept.outer.count * kept.width, items = kept.outer.count * kept.strips * gone.splits;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const int64_t split = item % gone.splits, strip = item / gone.splits % kept.strips, row = item / gone.splits / kept.strips;
+    const int64_t split = item % gone.splits, strip = item / gone.splits % kept.strips,
+                  row = item / gone.splits / kept.strips;
     const int64_t column = (strip * kept.across + tx) * n, o = row * kept.width + column;
     const int live = static_cast<int>(min(static_cast<int64_t>(n), kept.width - column));  // may be negative
     const auto* from = x + kept.outer.locate(row) + column * kept.stride;
@@ -138,8 +140,8 @@ __global__ void __launch_bounds__(reduce_threads)
 
 template <class R>
 __global__ void __launch_bounds__(reduce_threads)
-    merge_splits(const R r, const typename R::State* parts, const int64_t outputs, const int64_t splits, const int64_t count,
-                 const int width, typename R::Result* y) {
+    merge_splits(const R r, const typename R::State* parts, const int64_t outputs, const int64_t splits,
+                 const int64_t count, const int width, typename R::Result* y) {
   const Group group(width);
   for (int64_t base = group.first(); base < outputs; base += group.step()) {
     const int64_t o = base + group.number;
@@ -190,7 +192,8 @@ inline int64_t grid(int64_t items) { return std::min<int64_t>(items, int64_t{64}
 }  // namespace detail
 
 // y[o] for every output o, row-major over the dimensions of x that stay; bit d of `dims`: dimension d goes.
-template <class R> void reduce(const char* name, const R& r, const Tensor& tensor, uint32_t dims, typename R::Result* y) {
+template <class R>
+void reduce(const char* name, const R& r, const Tensor& tensor, uint32_t dims, typename R::Result* y) {
   using namespace detail;
   using State = typename R::State;
   constexpr int n = reduce_pack<R>;
@@ -207,8 +210,8 @@ template <class R> void reduce(const char* name, const R& r, const Tensor& tenso
   auto merge = [&](const Scratch& memory) {
     if (g.splits == 1) return;
     int width = outputs >= 1024 ? 1 : outputs >= 64 ? warp_size : group_width(g.splits, reduce_threads);
-    launch(name, merge_splits<R>, grid(ceil_div(outputs * width, reduce_threads)), reduce_threads, r, memory.as<const State>(), outputs,
-           g.splits, g.count, width, y);
+    launch(name, merge_splits<R>, grid(ceil_div(outputs * width, reduce_threads)), reduce_threads, r,
+           memory.as<const State>(), outputs, g.splits, g.count, width, y);
   };
 
   if (d.columns()) {
@@ -225,7 +228,8 @@ template <class R> void reduce(const char* name, const R& r, const Tensor& tenso
     g.packed = k.stride == 1 && aligned_base && multiples(kept, 0, last, n) && multiples(gone, 0, gone.size(), n);
     cut(g, g.count, k.outer.count * k.strips, int64_t{k.across} * n);
     Scratch memory(parts());
-    launch(name, reduce_columns<R>, grid(k.outer.count * k.strips * g.splits), reduce_threads, r, x, k, g, memory.as<State>(), y);
+    launch(name, reduce_columns<R>, grid(k.outer.count * k.strips * g.splits), reduce_threads, r, x, k, g,
+           memory.as<State>(), y);
     return merge(memory);
   }
   const size_t last = gone.size() - 1;

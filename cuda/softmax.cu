@@ -34,7 +34,8 @@ constexpr int most_threads = 512;
 template <class T, int n> constexpr int most_packs = (sizeof(T) == 8 ? 16 : 32) / n;  // what registers hold
 
 template <int packs, bool logarithm, class T, class Y>
-__global__ void __launch_bounds__(most_threads) softmax_registers(Y* y, const T* x, const Lines<2> lines, const int width) {
+__global__ void __launch_bounds__(most_threads)
+    softmax_registers(Y* y, const T* x, const Lines<2> lines, const int width) {
   using C = line_t<T>;
   constexpr int n = pack_size<T, Y>;
   const Group group(width);
@@ -188,7 +189,8 @@ template <int N> Lines<N> lines_of(const std::array<const Tensor*, N>& t, int di
   for (size_t k = 0; k < N; ++k) {
     strides[k] = t[k]->strides();
     lines.step[k] = scalar || lines.length == 1 ? 1 : strides[k][d];
-    lines.packed = lines.packed && lines.step[k] == 1 && aligned(t[k]->raw_data(), size_of(t[k]->dtype()) * static_cast<size_t>(n));
+    lines.packed = lines.packed && lines.step[k] == 1 &&
+                   aligned(t[k]->raw_data(), size_of(t[k]->dtype()) * static_cast<size_t>(n));
   }
   Rows<N> rows(rest, strides);
   for (auto& s : rows.strides)
@@ -204,7 +206,8 @@ template <int most, int N, class R, class W> void choose(const Lines<N>& lines, 
   if (dense && packs <= warp_size) return registers(std::integral_constant<int, 1>(), group_width(packs, 256), 256);
   if (dense && packs <= most * most_threads) {
     // Half of what a thread can hold, so that long lines spread; a warp a line while that is enough.
-    const int width = static_cast<int>(std::min<int64_t>(most_threads, ceil_div(packs, most / 2 * warp_size) * warp_size));
+    const int width =
+        static_cast<int>(std::min<int64_t>(most_threads, ceil_div(packs, most / 2 * warp_size) * warp_size));
     return registers(std::integral_constant<int, most>(), width, width == warp_size ? 256 : width);
   }
   walk(!dense && lines.at.count >= 8192 ? 1 : group_width(lines.length, 256), 256);
@@ -219,26 +222,27 @@ template <bool logarithm, class T, class Y> void softmax(const Tensor& x, const 
   choose<most_packs<T, n>>(
       lines, n,
       [&]<int packs>(std::integral_constant<int, packs>, int width, int block) {
-        launch("softmax", softmax_registers<packs, logarithm, T, Y>, blocks_for(lines.at.count, width, block), block, y.data<Y>(),
-               x.data<T>(), lines, width);
+        launch("softmax", softmax_registers<packs, logarithm, T, Y>, blocks_for(lines.at.count, width, block), block,
+               y.data<Y>(), x.data<T>(), lines, width);
       },
       [&](int width, int block) {
-        launch("softmax", softmax_lines<logarithm, T, Y>, blocks_for(lines.at.count, width, block), block, y.data<Y>(), x.data<T>(), lines,
-               width);
+        launch("softmax", softmax_lines<logarithm, T, Y>, blocks_for(lines.at.count, width, block), block, y.data<Y>(),
+               x.data<T>(), lines, width);
       });
 }
-template <bool logarithm, class T, class X> void softmax_grad(const Tensor& y, const Tensor& g, const Tensor& dx, int dim) {
+template <bool logarithm, class T, class X>
+void softmax_grad(const Tensor& y, const Tensor& g, const Tensor& dx, int dim) {
   constexpr int n = pack_size<T, X>;
   auto lines = lines_of<3>({&dx, &y, &g}, dim, n);
   choose<most_packs<T, n>>(
       lines, n,
       [&]<int packs>(std::integral_constant<int, packs>, int width, int block) {
-        launch("softmax_grad", softmax_grad_registers<packs, logarithm, T, X>, blocks_for(lines.at.count, width, block), block,
-               dx.data<X>(), y.data<T>(), g.data<T>(), lines, width);
+        launch("softmax_grad", softmax_grad_registers<packs, logarithm, T, X>, blocks_for(lines.at.count, width, block),
+               block, dx.data<X>(), y.data<T>(), g.data<T>(), lines, width);
       },
       [&](int width, int block) {
-        launch("softmax_grad", softmax_grad_lines<logarithm, T, X>, blocks_for(lines.at.count, width, block), block, dx.data<X>(),
-               y.data<T>(), g.data<T>(), lines, width);
+        launch("softmax_grad", softmax_grad_lines<logarithm, T, X>, blocks_for(lines.at.count, width, block), block,
+               dx.data<X>(), y.data<T>(), g.data<T>(), lines, width);
       });
 }
 

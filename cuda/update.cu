@@ -1,5 +1,5 @@
-// Multi-tensor updates on CUDA. One launch takes many tensors: a table among the kernel's parameters says where they are,
-// and each block works on one chunk of one tensor. What a step depends on is read from device memory; nothing is asked.
+// Multi-tensor updates on CUDA. One launch takes many tensors: a table among the kernel's parameters says where they
+// are, and each block works on one chunk of one tensor. What a step depends on is read from device memory.
 #include "halftone/ops/update.h"
 
 #include "halftone/cuda/all.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int update_threads = 256;
 
-// Tensors of one launch, `pointers` arrays of count[i] elements each; under 4 KB, what kernel parameters always may have.
+// Tensors of one launch, `pointers` arrays of count[i] elements each. Under 4 KB, what parameters may always have.
 template <int pointers> struct Table {
   static constexpr int capacity = 3600 / (8 * pointers + 12);
   int64_t chunk;
@@ -37,7 +37,7 @@ template <int pointers> struct Table {
 // Gathers tensors, and launches when the table is full and at the end. Keeps what it was given alive till then.
 template <int pointers, class Launch> class Gather {
  public:
-  // A few blocks for each multiprocessor when there is little, long chunks when there is much: a question of sizes alone.
+  // Many blocks when there is little, long chunks when there is much: by sizes alone, so sums have one order.
   Gather(int64_t elements, Launch launch) : launch_(launch) {
     table_.chunk = elements < 1 << 22 ? 2048 : 8192;
     clear();
@@ -73,9 +73,12 @@ template <int pointers, class Launch> Gather<pointers, Launch> gather_into(int64
 __device__ inline bool is_finite(float v) { return ::fabs(v) <= largest<float>; }
 __device__ inline bool is_finite(double v) { return ::fabs(v) <= largest<double>; }
 
-int64_t total_elements(std::span<const Tensor> tensors) {
+int64_t total_elements(const char* name, std::span<const Tensor> tensors) {
   int64_t n = 0;
-  for (auto& t : tensors) n += t.numel();
+  for (auto& t : tensors) {
+    HT_CHECK(is_floating(t.dtype()), name, ": expected tensors of floating dtypes, got ", t.meta());
+    n += t.numel();
+  }
   return n;
 }
 
@@ -108,7 +111,9 @@ struct Adam {
   template <class C> struct Step { C lr, correction1, correction2; };
   template <class C> __device__ Step<C> step(const Controls& c) const {
     __shared__ double correction[2];
-    if (threadIdx.x < 2) correction[threadIdx.x] = 1 - ::pow(threadIdx.x == 0 ? attrs.beta1 : attrs.beta2, static_cast<double>(*c.step + 1));
+    if (threadIdx.x < 2)
+      correction[threadIdx.x] =
+          1 - ::pow(threadIdx.x == 0 ? attrs.beta1 : attrs.beta2, static_cast<double>(*c.step + 1));
     __syncthreads();
     return {static_cast<C>(*c.lr), static_cast<C>(correction[0]), static_cast<C>(correction[1])};
   }
@@ -121,7 +126,8 @@ enum Array { parameter, gradient, state1, state2, shadow_copy, optimizer_arrays 
 
 template <class Optimizer, class P, class G>
 __global__ void __launch_bounds__(update_threads)
-    update_kernel(const Optimizer optimizer, const Controls controls, const Table<optimizer_arrays> table, const DType shadow_dtype) {
+    update_kernel(const Optimizer optimizer, const Controls controls, const Table<optimizer_arrays> table,
+                  const DType shadow_dtype) {
   using C = accumulate_t<P>;
   constexpr int n = pack_size<P, G, C>;
   if (controls.skip()) return;
@@ -189,35 +195,33 @@ template <class Optimizer> class Update {
       update_with<bfloat16, bfloat16>(shadow_dtype);
       update_with<bfloat16, float>(shadow_dtype);
     }
-    for (int i = 0; i < n_; ++i)
-      if (shadow(i).defined() && !fused_copy(i)) call_all(op::copy, {shadow(i), item(0, i)});
     launch(call_.op->name, advance_step, 1, 1, call_.in[update::step_at].data<int64_t>(), controls_);
   }
 
  private:
   const Tensor& item(size_t list, int i) const { return update::item(call_, n_, list, i); }
   const Tensor& shadow(int i) const { return item(2 + Optimizer::states, i); }
-  // The kernel writes dense 16-bit copies; any other is made after.
-  bool fused_copy(int i) const { return shadow(i).defined() && is_16bit_dtype(shadow(i).dtype()) && shadow(i).is_contiguous(); }
-
   // Gradients whose dtype has no kernel of its own are converted to the one that the update computes in.
   Kinds kinds(int i) const {
     const DType p = item(0, i).dtype(), g = item(1, i).dtype(), wide = p == DType::f64 ? p : DType::f32;
-    const bool own = g == p || g == wide || (p == DType::f32 && is_16bit_dtype(g));
-    return {p, own ? g : wide, fused_copy(i) ? shadow(i).dtype() : DType::f16};
+    const bool own = g == p || g == wide || (p == DType::f32 && is_16bit_dtype(g)), copied = shadow(i).defined();
+    HT_CHECK(!copied || (is_16bit_dtype(shadow(i).dtype()) && shadow(i).is_contiguous()), call_.op->name,
+             ": expected dense 16-bit copies of parameters, got ", shadow(i).meta());
+    return {p, own ? g : wide, copied ? shadow(i).dtype() : DType::f16};
   }
 
   template <class P, class G> void update_with(DType shadow_dtype) {
     auto gather = gather_into<optimizer_arrays>(elements_, [&](const Table<optimizer_arrays>& table, int blocks) {
-      launch(call_.op->name, update_kernel<Optimizer, P, G>, blocks, update_threads, optimizer_, controls_, table, shadow_dtype);
+      launch(call_.op->name, update_kernel<Optimizer, P, G>, blocks, update_threads, optimizer_, controls_, table,
+             shadow_dtype);
     });
     auto address = [](const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; };
     for (int i = 0; i < n_; ++i) {
       if (kinds_[static_cast<size_t>(i)] != Kinds{dtype_of<P>, dtype_of<G>, shadow_dtype}) continue;
-      const Tensor g = cast(item(1, i), dtype_of<G>).contiguous();
-      gather.add({item(0, i).raw_data(), g.raw_data(), address(item(2, i)), Optimizer::states == 2 ? address(item(3, i)) : nullptr,
-                  fused_copy(i) ? shadow(i).raw_data() : nullptr},
-                 item(0, i).numel(), g);
+      const Tensor &given = item(1, i), g = cast(given, dtype_of<G>).contiguous();
+      gather.add({item(0, i).raw_data(), g.raw_data(), address(item(2, i)),
+                  Optimizer::states == 2 ? address(item(3, i)) : nullptr, address(shadow(i))},
+                 item(0, i).numel(), g.body() == given.body() ? Tensor() : g);
     }
     gather.flush();
   }
@@ -272,11 +276,13 @@ __global__ void __launch_bounds__(update_threads) change_kernel(const F f, const
 }
 
 // Replaces every element by f(element), F<T>(arguments...) being f for dtype T.
-template <template <class> class F, class... A> void change_all(const char* name, std::span<const Tensor> tensors, A... arguments) {
+template <template <class> class F, class... A>
+void change_all(const char* name, std::span<const Tensor> tensors, A... arguments) {
+  const int64_t elements = total_elements(name, tensors);
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
     visit<floating_types>(dtype, [&]<class T>(Type<T>) {
       const F<T> f{arguments...};
-      auto gather = gather_into<1>(total_elements(tensors), [&](const Table<1>& table, int blocks) {
+      auto gather = gather_into<1>(elements, [&](const Table<1>& table, int blocks) {
         launch(name, change_kernel<F<T>, T>, blocks, update_threads, f, table, f.writes());
       });
       for (auto& t : tensors) {
@@ -308,7 +314,8 @@ void run_scale_all(const Call& c, std::span<Tensor>) {
 __device__ double sum_of_block(double s) {
   return Group(static_cast<int>(blockDim.x)).combine(s, 0.0, [](double a, double b) { return a + b; });
 }
-template <class T> __global__ void __launch_bounds__(update_threads) squares_kernel(const Table<1> table, double* sums) {
+template <class T>
+__global__ void __launch_bounds__(update_threads) squares_kernel(const Table<1> table, double* sums) {
   constexpr int n = pack_size<T>;
   const auto part = table.part(static_cast<int>(blockIdx.x));
   auto* p = static_cast<const T*>(table.data[part.tensor][0]);
@@ -333,7 +340,7 @@ template <class Y> __global__ void __launch_bounds__(1024) norm_kernel(Y* y, con
 }
 
 void run_total_norm(const Call& c, std::span<Tensor> out) {
-  const int64_t elements = total_elements(c.in);
+  const int64_t elements = total_elements("total_norm", c.in);
   int64_t chunks = static_cast<int64_t>(c.in.size()) + ceil_div(elements, 2048), used = 0;  // at most
   Scratch sums(static_cast<size_t>(chunks) * sizeof(double));
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
@@ -363,8 +370,8 @@ struct Outcomes {
   int64_t* slots;
   int64_t count;
 };
-__global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* streak, int64_t* skipped, const Outcomes outcomes,
-                                     const update::ScalerAttrs attrs) {
+__global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* streak, int64_t* skipped,
+                                     const Outcomes outcomes, const update::ScalerAttrs attrs) {
   bool overflow = false;
   for (int i = 0; i < outcomes.n; ++i) {
     const bool bad = *outcomes.found_inf[i] != 0;
@@ -384,11 +391,12 @@ void run_scaler_update(const Call& c, std::span<Tensor>) {
   outcomes.slots = slots.data<int64_t>();
   outcomes.count = slots.numel();
   for (auto& t : from(c, update::found_infs_at)) {
-    HT_CHECK(outcomes.n < Outcomes::capacity, "scaler_update: at most ", Outcomes::capacity, " optimizers may step between updates");
+    HT_CHECK(outcomes.n < Outcomes::capacity, "scaler_update: at most ", Outcomes::capacity,
+             " optimizers may step between updates");
     outcomes.found_inf[outcomes.n++] = t.data<float>();
   }
-  launch("scaler_update", scaler_update_kernel, 1, 1, c.in[0].data<float>(), c.in[1].data<float>(), c.in[2].data<int64_t>(),
-         c.in[3].data<int64_t>(), outcomes, c.as<update::ScalerAttrs>());
+  launch("scaler_update", scaler_update_kernel, 1, 1, c.in[0].data<float>(), c.in[1].data<float>(),
+         c.in[2].data<int64_t>(), c.in[3].data<int64_t>(), outcomes, c.as<update::ScalerAttrs>());
 }
 
 }  // namespace
