@@ -139,7 +139,8 @@ Register::Register(OpDef& op) {
     if (other == &op) return;
     if (std::string_view(other->name) != op.name) continue;
     // A program and its library that hide their symbols each have a copy of an operator from their common header.
-    HT_CHECK(std::string_view(other->doc) == op.doc, "register: there is another operator named '", op.name, "' already");
+    bool a_copy = op.doc && other->doc && std::string_view(other->doc) == op.doc;
+    HT_CHECK(a_copy, "register: there is an operator named '", op.name, "' already");
     return;
   }
   HT_CHECK(r.ops.size() < r.ops.capacity(), "register: too many operators");

@@ -152,6 +152,14 @@ cublasLtMatmulPreferenceOpaque_t preference(const Problem& p) {
   return wish;
 }
 
+// Such an algorithm rounds the product to 16 bits before it adds a bias, and then again.
+bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
+  int32_t splits = 1;
+  check(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, nullptr),
+        "matmul algorithm");
+  return splits > 1;
+}
+
 std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   Plan plan;
   auto compute = static_cast<cublasComputeType_t>(p.compute);
@@ -182,6 +190,7 @@ std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   else n = 0;
   for (auto& f : std::span(found).first(static_cast<size_t>(n))) {
     if (f.state != CUBLAS_STATUS_SUCCESS || f.workspaceSize > workspace_bytes) continue;
+    if (bias && is_16bit_dtype(static_cast<DType>(p.out_dtype)) && splits_k(f.algo)) continue;
     plan.algorithm = f.algo;
     return plan;
   }

@@ -21,19 +21,20 @@ HT_API Tensor randint(int64_t low, int64_t high, const Shape& shape, const Tenso
 // 0 to n - 1 in random order, i64.
 HT_API Tensor randperm(Size n, const TensorOptions& o = {});
 
-// Box and Muller (1958) on two uniforms, in f64 so that every device rounds to the same float. Element i of a draw takes
+// Box and Muller (1958) on two uniforms, in f64 and then rounded to a float, so that every device has the same value. Element i of a draw takes
 // word i % 4 of the Philox block at offset + i / 4; words pair up as (0, 1) and (2, 3).
 HT_HD inline double normal_from(const Philox4& block, int word) {
   double u = (block.v[word & 2] + 0.5) * 0x1p-32, v = (block.v[(word & 2) + 1] + 0.5) * 0x1p-32;
   double radius = ::sqrt(-2 * ::log(u)), angle = 6.283185307179586476925 * v;
-  return radius * ((word & 1) ? ::sin(angle) : ::cos(angle));
+  return static_cast<float>(radius * ((word & 1) ? ::sin(angle) : ::cos(angle)));
 }
 
 // A draw in its range, as T. A rounded uniform that would reach the open end takes the closed one's side of it.
 template <class T, bool normal> HT_HD T draw_value(double u, const DrawRange& range) {
-  if constexpr (normal) return T(range.a + u * range.b);
+  // fma by name: left to themselves, compilers for some devices would make one here and others would not.
+  if constexpr (normal) return T(::fma(u, range.b, range.a));
   else {
-    T v = T(range.a + u * (range.b - range.a));
+    T v = T(::fma(u, range.b - range.a, range.a));
     return static_cast<double>(v) < range.b ? v : T(range.a);
   }
 }

@@ -501,7 +501,9 @@ TEST_CASE("optimizers over many tensors") {
         run(op, o.device, attrs);
         for (size_t i = 0; i < o.host.size(); ++i) {
           INFO("input " << i);
-          check_same(o.host[i], o.device[i], found_inf != 0 ? Bound{} : Bound{.ulps = 16});
+          // Values are around 2, and a difference of them may be small: devices fuse multiply-adds, the CPU does not.
+          Bound rounding = o.host[i].defined() ? Bound{.ulps = 16, .absolute = 8 * epsilon(o.host[i].dtype())} : Bound{};
+          check_same(o.host[i], o.device[i], found_inf != 0 ? Bound{} : rounding);
         }
       };
       compare_step(op::sgd, 1, Attrs::of(update::SgdAttrs{n, 0.9, 0.1, 0.01, true, false}));
