@@ -7,7 +7,7 @@
 #define HT_UNARY_OPS(X)                                                                                                      \
   X(neg, Neg) X(abs, Abs) X(sign, Sign) X(square, Square) X(sqrt, Sqrt) X(rsqrt, Rsqrt) X(reciprocal, Reciprocal) X(exp, Exp)   \
   X(log, Log) X(log1p, Log1p) X(sin, Sin) X(cos, Cos) X(tanh, Tanh) X(sigmoid, Sigmoid) X(relu, Relu) X(step, Step) X(gelu, Gelu) \
-  X(normal_cdf, NormalCdf) X(silu, Silu) X(isnan, IsNan) X(isinf, IsInf) X(isfinite, IsFinite) X(logical_not, LogicalNot)
+  X(normal_cdf, NormalCdf) X(erf, Erf) X(silu, Silu) X(isnan, IsNan) X(isinf, IsInf) X(isfinite, IsFinite) X(logical_not, LogicalNot)
 // X(struct): operators with parameters; their functions are declared below.
 #define HT_UNARY_OPS_WITH_PARAMETERS(X) X(Power) X(LeakyRelu)
 
@@ -160,6 +160,13 @@ struct NormalCdf {
   static constexpr Saves saves = saves_x;
   template <class T> HT_HD static T f(T x) { return T(0.5) * ::erfc(x * T(-0.70710678118654752440)); }
   static Tensor df(const Tensor& x, const Tensor&, const Tensor& g) { return g * (exp(square(x) * -0.5) * inverse_sqrt_2pi); }
+};
+struct Erf {
+  static constexpr auto name = "erf", doc = "the error function";
+  static constexpr Cast cast = Cast::keep;
+  static constexpr Saves saves = saves_x;
+  template <class T> HT_HD static T f(T x) { return ::erf(x); }
+  static Tensor df(const Tensor& x, const Tensor&, const Tensor& g) { return g * (exp(-square(x)) * 1.12837916709551257390); }
 };
 struct Gelu {
   static constexpr auto name = "gelu", doc = "x times the normal distribution function of x (Hendrycks and Gimpel, 2016; erf form)";
