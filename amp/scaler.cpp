@@ -81,12 +81,26 @@ void GradScaler::make_state(Device device) {
   board_ = std::make_shared<OutcomeBoard>(OutcomeBoard{backend(device.type).allocate_mapped({OutcomeBoard::slots}, DType::i64, device.index)});
 }
 
+// A state that was loaded, or asked for, before the first loss follows it.
+void GradScaler::move_state(Device device) {
+  NoGrad off;
+  Tensor scale = scale_, inverse = inverse_, streak = streak_, skipped = skipped_;
+  make_state(device);
+  scale_.copy_(scale);
+  inverse_.copy_(inverse);
+  streak_.copy_(streak);
+  skipped_.copy_(skipped);
+  for (auto& [id, e] : optimizers_) e.found_inf = {};
+  seen_ = 0;
+}
+
 void GradScaler::check_made(const char* who) const { HT_CHECK(scale_.defined(), who, ": nothing has been scaled yet; call scale(loss) and backward() first"); }
 
 Tensor GradScaler::scale(const Tensor& loss) {
   HT_CHECK(loss.defined() && is_floating(loss.dtype()), "GradScaler::scale: expected a floating loss");
   if (!options_.enabled) return loss;
   if (!scale_.defined()) make_state(loss.device());
+  else if (scale_.device() != loss.device() && order_.empty()) move_state(loss.device());
   return ScaleLoss::apply(loss, scale_, stamp_);
 }
 std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
@@ -122,10 +136,12 @@ std::vector<Tensor> GradScaler::gradients(optim::Optimizer& opt, const char* who
   return grads;
 }
 
-void GradScaler::begin_check(PerOptimizer& e) {
+void GradScaler::begin_check(const optim::Optimizer& opt, PerOptimizer& e) {
   if (!e.found_inf.defined()) e.found_inf = zeros({}, {.dtype = DType::f32, .device = scale_.device()});
+  if (e.checked) return;  // again, after an exception
   e.checked = true;
   e.slot = board_->take();
+  order_.push_back(opt.id());
 }
 
 void GradScaler::unscale_(optim::Optimizer& opt) {
@@ -137,13 +153,12 @@ void GradScaler::unscale_(optim::Optimizer& opt) {
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   std::vector<Tensor> grads = gradients(opt, "unscale_");
-  e.stage = Stage::unscaled;
   if (grads.empty()) return;
-  begin_check(e);
-  order_.push_back(opt.id());
+  begin_check(opt, e);
   Tensors in{inverse_, e.found_inf};
   in.append(grads.data(), grads.data() + grads.size());
   call_all(op::unscale, std::move(in));
+  e.stage = Stage::unscaled;
   for (auto& p : opt.parameters()) if (p.grad().defined()) set_grad_stamp(p, 0);
 }
 
@@ -176,14 +191,17 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   LayerScope plain(Layer::autocast, false);
   std::vector<Tensor> grads = gradients(opt, "step");
   bool unscaled = e.stage == Stage::unscaled;
-  e.stage = Stage::stepped;
+  std::vector<Tensor> params = opt.parameters();
+  for (size_t i = 0; unscaled && i < params.size(); ++i)
+    HT_CHECK(!params[i].grad().defined() || grad_stamp(params[i]) == 0, "step: the gradient of parameter ", i, " ", params[i].meta(),
+             " came after unscale_ and is still scaled; run every backward before unscale_");
   if (grads.empty()) {
+    e.stage = Stage::stepped;
     outcome.known_ = StepOutcome::State::no_gradients;
     return outcome;
   }
   if (!unscaled) {
-    begin_check(e);
-    order_.push_back(opt.id());
+    begin_check(opt, e);
     Tensors in{e.found_inf};
     in.append(grads.data(), grads.data() + grads.size());
     call_all(op::check_finite, std::move(in));
@@ -196,6 +214,7 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
     factor = unscaled ? clip : clip * inverse_;
   }
   opt.step({.grad_scale = factor, .found_inf = e.found_inf});
+  e.stage = Stage::stepped;
   outcome.board_ = board_;
   outcome.slot_ = e.slot;
   return outcome;

@@ -73,8 +73,9 @@ class HT_API GradScaler {
   };
   PerOptimizer& entry(optim::Optimizer& opt);
   std::vector<Tensor> gradients(optim::Optimizer& opt, const char* who) const;
-  void begin_check(PerOptimizer& e);
+  void begin_check(const optim::Optimizer& opt, PerOptimizer& e);
   void make_state(Device device);
+  void move_state(Device device);
   void check_made(const char* who) const;
   void count_skips();
   void settle(const Tensor& scale, const Tensor& inverse, const Tensor& streak);

@@ -53,6 +53,7 @@ class Run {
 
   void plan();
   bool wants(const Edge& e) const;
+  bool is_target(const Node& n) const;
   void deliver(const Edge& e, const Meta& expected, Tensor g, const char* from);
   void run_node(Node& n);
   void enter_stream(Node& n);
@@ -123,6 +124,11 @@ bool Run::wants(const Edge& e) const {
   if (!e.node) return false;
   auto w = nodes_.find(e.node.get());
   return w != nodes_.end() && w->second.needed;
+}
+
+bool Run::is_target(const Node& n) const {
+  for (uint32_t o = 0; o < n.outputs.size(); ++o) if (targets_.contains({&n, o})) return true;
+  return false;
 }
 
 std::vector<Tensor> Run::leaves() {
@@ -225,7 +231,7 @@ void Run::deliver(const Edge& e, const Meta& expected, Tensor g, const char* fro
     Waiting& w = nodes_[e.node.get()];
     Tensor& slot = w.grads[e.output];
     if (g.defined()) slot = slot.defined() ? slot + g : std::move(g);
-    if (--w.missing == 0 && (w.needed || targets_.contains(place_of(e)) || !e.node->hooks.empty())) ready_.push(e.node.get());
+    if (--w.missing == 0 && (w.needed || is_target(*e.node) || !e.node->hooks.empty())) ready_.push(e.node.get());
     return;
   }
   deliver_to_leaf(e, std::move(g));
@@ -267,11 +273,15 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   leaf.capture = log->serial;
   leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp});
   std::weak_ptr<Body> weak = body;
-  if (reads)
-    log->guards.push_back([weak, empty = leaf.empty] {
-      auto b = weak.lock();
-      return b && meta_of(Tensor(b)).leaf().empty == empty;
-    });
+  // The graph writes this very buffer; what the slot held matters only where the step read it before it wrote.
+  std::weak_ptr<Storage> buffer = leaf.buffer.defined() ? leaf.buffer.storage() : nullptr;
+  log->guards.push_back([weak, buffer, reads, had_buffer = leaf.buffer.defined(), empty = leaf.empty, scaled_by = leaf.stamp] {
+    auto b = weak.lock();
+    if (!b) return false;
+    Leaf& now = meta_of(Tensor(b)).leaf();
+    bool same_buffer = !had_buffer || (now.buffer.defined() && now.buffer.storage() == buffer.lock());
+    return same_buffer && (!reads || (now.empty == empty && (empty || now.stamp == scaled_by)));
+  });
   log->effects.push_back([weak, last = leaf.final_state] {
     if (auto b = weak.lock()) {
       Leaf& l = meta_of(Tensor(b)).leaf();
@@ -303,7 +313,8 @@ void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g) {
            ", what comes now is ", stamp ? "scaled" : "not", "; unscale_ it, or zero_grad() first");
   if (create_graph_) {
     HT_CHECK(!thread_state().capture, "backward: create_graph cannot be captured with .grad; use grad()");
-    leaf.buffer = leaf.empty ? g : leaf.buffer + g;
+    if (!leaf.empty) leaf.buffer = leaf.buffer + g;
+    else leaf.buffer = g.requires_grad() || can_become_buffer(g) ? g : g.clone();  // never somebody else's tensor
   } else if (leaf.claimed_by == this) {
     leaf.claimed_by = nullptr;  // the kernel wrote it there
     if (!leaf.buffer.defined() || g.storage() != leaf.buffer.storage()) leaf.buffer.copy_(g);
@@ -335,6 +346,7 @@ Tensor Run::destination(Step& s, size_t i) {
   if (!e.leaf) return {};
   Leaf& leaf = meta_of(Tensor(e.leaf)).leaf();
   std::lock_guard guard(leaf.lock);
+  if (leaves_[e.leaf.get()].missing != 1) return {};  // others are still to be added
   note_capture(e.leaf, leaf, true);
   const Tensor& b = leaf.buffer;
   bool fits = leaf.empty && !leaf.claimed_by && leaf.hooks.empty() && b.defined() && !b.requires_grad() && b.is_contiguous() &&
@@ -452,6 +464,7 @@ Tensor& Tensor::requires_grad_(bool on) {
 Tensor Tensor::grad() const {
   if (!defined() || !body_->autograd || !is_leaf()) return {};
   Leaf& l = body_->autograd->leaf();
+  note_capture(body_, l, true);
   return l.empty ? Tensor() : l.buffer;
 }
 
@@ -462,7 +475,7 @@ void Tensor::set_grad(const Tensor& g) const {
   if (!g.defined()) return set_slot(l, true, 0);
   HT_CHECK(g.shape() == shape() && g.dtype() == dtype() && g.device() == device(), "set_grad: expected ", meta(), " on ", device(), ", got ", g.meta(),
            " on ", g.device());
-  l.buffer = g.detach();
+  l.buffer = g.is_contiguous() ? g.detach() : g.detach().clone();
   set_slot(l, false, 0);
 }
 

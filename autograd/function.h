@@ -36,7 +36,10 @@ class HT_API Context {
     check();
     return *p;
   }
-  void clear() { saved_.reset(); }
+  void clear() {
+    saved_.reset();
+    watched_.clear();
+  }
 
  private:
   template <class T> using kept_t = std::conditional_t<std::derived_from<T, Tensor>, Tensor, T>;

@@ -55,7 +55,7 @@ class OpRule final : public Rule {
   const Meta& in_meta(size_t i) const override { return node_.inputs[i].meta; }
   bool needs(size_t i) const override { return step_.needs[i]; }
   size_t size() const override { return node_.inputs.size(); }
-  const Producer* absorbed(size_t i) const override { return producers_[i].op ? &producers_[i] : nullptr; }
+  const Producer* absorbed(size_t i) const override { return i < producers_.size() && producers_[i].op ? &producers_[i] : nullptr; }
   Tensor destination(size_t i) const override { return step_.destination(step_, i); }
 
   // Lets the operator answer for producers of its inputs.
@@ -161,7 +161,11 @@ Tensors autograd_layer(Call& c) {
     for (size_t i = 0; i < c.in.size(); ++i)
       HT_CHECK(!c.in[i].requires_grad() || !c.op->writes(c, i), c.op->name, ": writes in place to a tensor ",
                c.in[i].is_leaf() ? "that requires a gradient; do it under NoGrad" : "that has a history; use the operator that returns a new tensor, or detach()");
-  if (!c.op->backward) return dispatch(c);
+  if (!c.op->backward) {
+    for (size_t i = 0; i < c.in.size() && c.op->writes; ++i)
+      HT_CHECK(!c.in[i].requires_grad(), c.op->name, ": input ", i, " has a gradient that a write in place would lose; detach() it");
+    return dispatch(c);
+  }
 
   c.recording = true;
   Tensors out = dispatch(c);

@@ -199,7 +199,8 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
 }
 
 void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
-  const Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), g = c.in[4].contiguous();
+  const Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), lse = c.in[2].contiguous(),
+               g = c.in[4].contiguous();
   const Tensor& dx = out[0];
   if (dx.numel() == 0) return;
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
@@ -208,7 +209,7 @@ void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
     const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
     int64_t blocks = std::min<int64_t>(ceil_div(table.rows * width, 256), int64_t{64} * sm_count());
     launch("cross_entropy_grad", cross_entropy_grad_rows<T>, blocks, 256, dx.data<T>(), x.data<T>(),
-           target.data<int64_t>(), c.in[2].data<C>(), c.in[3].data<C>(), g.data<C>(), table, c.as<CrossEntropyAttrs>(),
+           target.data<int64_t>(), lse.data<C>(), c.in[3].data<C>(), g.data<C>(), table, c.as<CrossEntropyAttrs>(),
            width);
   });
 }

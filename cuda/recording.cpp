@@ -94,7 +94,7 @@ bool Recording::holds() const {
 
 void Recording::refresh() const {
   for (auto& c : copies_) {
-    if (!c.read) continue;
+    if (!c.read && !c.current_at_end) continue;  // the graph reads it, or may leave it unwritten in a skipped step
     Storage& whole = *c.whole.storage();
     std::lock_guard guard(whole.shadows().lock);
     auto* shadow = whole.shadows().find(c.copy.dtype());

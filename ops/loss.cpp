@@ -66,7 +66,7 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
 // in: x, target, log-sum-exp, count, gradient of the loss.
 void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
   auto o = c.as<Options>();
-  Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), sums = c.in[2].contiguous(), log_sums = c.in[2].contiguous(), gradient = c.in[4].contiguous();
+  Tensor x = c.in[0].contiguous(), target = c.in[1].contiguous(), sums = c.in[2].contiguous(), gradient = c.in[4].contiguous();
   int64_t rows = x.size(0), classes = x.size(1);
   const int64_t* t = target.data<int64_t>();
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {

@@ -96,6 +96,9 @@ Metas infer_linear(const Call& c) {
   return {Meta({x.shape[0], w.shape[0]}, x.dtype, x.device)};
 }
 
+// The number of rows of all dimensions but the last together.
+int64_t rows_of(const Tensor& x) { return Shape(std::span(x.shape().begin(), x.shape().size() - 1)).numel(); }
+
 // The gradients of y = x w^T + b from that of y.
 Tensors linear_gradients(const Rule& r, const Tensor& g) {
   Tensors grads{r.needs(0) ? matmul(g, r.in(1)) : Tensor(), r.needs(1) ? matmul(g.t(), r.in(0)) : Tensor()};
@@ -222,7 +225,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   if (b.rank() == 2) {  // one right factor for all batches: fold them into the rows
     Shape y = a.shape();
     y[y.size() - 1] = b.size(1);
-    return reshape(call(op::matmul, {reshape(a, {-1, k}), b}), y);
+    return reshape(call(op::matmul, {reshape(a, {rows_of(a), k}), b}), y);
   }
   auto batch = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().size() - 2)); };
   Shape lead = broadcast("matmul", batch(a), batch(b));
@@ -240,7 +243,7 @@ Tensor any_rank_linear(const OpDef& op, const Tensor& x, const Tensor& w, const 
   HT_CHECK(x.defined() && w.defined(), op.name, ": x or weight is undefined");
   HT_CHECK(w.rank() == 2 && x.rank() > 0 && x.shape().back() == w.size(1), op.name, ": expected x [..., in] and weight [out, in], got ", x.meta(),
            " and ", w.meta());
-  Tensors in{x.rank() == 2 ? x : reshape(x, {x.numel() / std::max<int64_t>(1, w.size(1)), w.size(1)}), w};
+  Tensors in{x.rank() == 2 ? x : reshape(x, {rows_of(x), w.size(1)}), w};
   if (b.defined()) in.push_back(b);
   Tensor y = call(op, std::move(in));
   if (x.rank() == 2) return y;

@@ -28,6 +28,13 @@ void follow(Tensor& state, const Tensor& like) {
   if (state.device() != like.device()) state = state.to(like.device());
 }
 
+// Into the tensor that is there, which a captured step may know by its address.
+void load_state(Tensor& state, const Tensor* loaded, const Tensor& p) {
+  if (!loaded) state = {};
+  else if (state.defined() && state.device() == p.device()) state.copy_(*loaded);
+  else state = loaded->to({.dtype = state_dtype(p), .device = p.device()}).clone();
+}
+
 }  // namespace
 
 Optimizer::Optimizer(const char* name, std::vector<const char*> states) : class_name_(name), state_names_(std::move(states)) {}
@@ -156,7 +163,11 @@ void Optimizer::load_state_dict(const StateDict& state) {
     HT_CHECK(t.defined(), class_name_, ": state '", name, "' is undefined");
   for (size_t g = 0; g < groups_.size(); ++g) {
     auto& group = groups_[g];
-    state.at(text::cat(g, ".lr"));
+    HT_CHECK(state.at(text::cat(g, ".lr")).numel() == 1, class_name_, ": state '", g, ".lr' is ", state.at(text::cat(g, ".lr")).meta(), ", expected one number");
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const Tensor* steps = state.find(text::cat(g, ".", i, ".steps"));
+      HT_CHECK(!steps || steps->numel() == 1, class_name_, ": state '", g, ".", i, ".steps' is ", steps ? steps->meta() : Meta(), ", expected one number");
+    }
     for (const char* kind : state_names_)
       for (size_t i = 0; i < group.params.size(); ++i) {
         const Tensor* t = state.find(text::cat(g, ".", i, ".", kind));
@@ -171,8 +182,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const Tensor& p = group.params[i];
       for (size_t k = 0; k < state_names_.size(); ++k)
-        if (const Tensor* t = state.find(text::cat(g, ".", i, ".", state_names_[k])))
-          group.states[k][i] = t->to({.dtype = state_dtype(p), .device = p.device()}).clone();
+        load_state(group.states[k][i], state.find(text::cat(g, ".", i, ".", state_names_[k])), p);
       const Tensor* steps = state.find(text::cat(g, ".", i, ".steps"));
       if (!steps) continue;
       int64_t count = steps->item<int64_t>();
@@ -180,6 +190,9 @@ void Optimizer::load_state_dict(const StateDict& state) {
       if (it == by_steps.end()) it = by_steps.insert(it, {count, Cohort{full({}, count, {.dtype = DType::i64, .device = p.device()}), {}}});
       it->second.members.push_back(i);
     }
+    for (auto& [count, c] : by_steps)
+      for (auto& old : group.cohorts)
+        if (old.members == c.members) c.steps = old.steps.fill_(count);
     group.cohorts.clear();
     for (auto& [count, c] : by_steps) group.cohorts.push_back(std::move(c));
   }

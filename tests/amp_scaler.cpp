@@ -414,3 +414,31 @@ TEST_CASE("a step waits for nothing") {
   }
   CHECK(outcome.stepped());
 }
+
+TEST_CASE("gradients that come after unscale_ are refused by step") {
+  Tensor p1 = ones({2}, {.requires_grad = true}), p2 = ones({2}, {.requires_grad = true});
+  optim::SGD opt({p1, p2}, {.lr = 0.1});
+  amp::GradScaler scaler;
+  scaler.scale((p1 * 2).sum()).backward();
+  scaler.unscale_(opt);
+  scaler.scale((p2 * 2).sum()).backward();
+  REQUIRE_THROWS_WITH(scaler.step(opt), Catch::Contains("parameter 1") && Catch::Contains("before unscale_"));
+}
+
+TEST_CASE("loading an optimizer's first state forgets its moments") {
+  Tensor p = ones({2}, {.requires_grad = true});
+  optim::Adam opt({p}, {.lr = 0.1});
+  StateDict fresh = opt.state_dict().clone();
+  auto step = [&] {
+    opt.zero_grad();
+    (p * p).sum().backward();
+    opt.step();
+    return p.to_vector<float>();
+  };
+  Tensor start = p.detach().clone();
+  auto first = step();
+  step();
+  { NoGrad off; p.copy_(start); }
+  opt.load_state_dict(fresh);
+  REQUIRE(step() == first);
+}

@@ -671,3 +671,30 @@ TEST_CASE("a rule that reads what its operator does not save is refused") {
   Tensor x = leaf({1});
   CHECK_THROWS_WITH(call(greedy, {x}).sum().backward(), "tests_greedy: its backward rule reads input 0, which it does not save");
 }
+
+TEST_CASE("one leaf as both inputs of an operator gets the sum, also into a buffer that is there") {
+  manual_seed(31);
+  Tensor w = randn({3, 3}, {.requires_grad = true}), c = randn({3, 3});
+  std::vector<float> rounds[2];
+  for (auto& r : rounds) {
+    w.zero_grad();
+    (linear(w, w) * c).sum().backward();
+    r = w.grad().to_vector<float>();
+  }
+  REQUIRE(rounds[0] == rounds[1]);
+}
+
+TEST_CASE("create_graph leaves a gradient of its own in each leaf") {
+  Tensor a = ones({2}, {.requires_grad = true}), b = ones({2}, {.requires_grad = true});
+  (a + b).sum().backward({.create_graph = true});
+  (a + b).sum().backward();
+  REQUIRE(a.grad().to_vector<float>() == std::vector<float>{2, 2});
+  REQUIRE(b.grad().to_vector<float>() == std::vector<float>{2, 2});
+}
+
+TEST_CASE("a write in place that would lose its source's gradient is refused") {
+  Tensor w = ones({2}, {.requires_grad = true}), out = zeros({2});
+  REQUIRE_THROWS_WITH(out.copy_(w * 2), Catch::Contains("detach()"));
+  out.copy_((w * 2).detach());
+  REQUIRE(out.to_vector<float>() == std::vector<float>{2, 2});
+}

@@ -11,7 +11,7 @@ namespace {
 using Names = std::set<std::string_view>;
 
 // Not correctly rounded: their f32 result may be some ulp off, their 16-bit result one.
-const Names approximate = {"rsqrt", "exp", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "pow", "leaky_relu",
+const Names approximate = {"rsqrt", "exp", "erf", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "pow", "leaky_relu",
                            "unscale", "scale_all", "var", "softmax"};
 const Names products = {"matmul", "linear", "linear_relu", "linear_gelu"};
 const Names sums = {"sum", "mean", "total_norm"};
