@@ -11,7 +11,9 @@
 namespace halftone {
 
 struct CaptureOptions {
-  int warmup = 2;  // eager steps of a shape before it is captured
+  // Eager steps of a shape before it is captured. 0 is for functions that make nothing lasting on their first call: no optimizer,
+  // no scaler, no 16-bit copies of weights.
+  int warmup = 2;
 };
 
 // What the framework notes while a step is captured, so that replays leave the host's bookkeeping as eager steps would.
