@@ -133,6 +133,7 @@ const OpDef* find_op(std::string_view name) {
 }
 
 Register::Register(OpDef& op) {
+  HT_CHECK(op.name && op.doc, "register: an operator needs a name and a doc");
   Registry& r = the_registry();
   std::lock_guard guard(r.lock);
   for (const OpDef* other : r.ops) {
