@@ -157,15 +157,14 @@ Tensors autograd_layer(Call& c) {
   bool record = false;
   for (auto& t : c.in) record |= t.requires_grad();
   if (!record) return dispatch(c);
-  if (c.op->writes)
+  if (c.op->writes) {
     for (size_t i = 0; i < c.in.size(); ++i)
       HT_CHECK(!c.in[i].requires_grad() || !c.op->writes(c, i), c.op->name, ": writes in place to a tensor ",
                c.in[i].is_leaf() ? "that requires a gradient; do it under NoGrad" : "that has a history; use the operator that returns a new tensor, or detach()");
-  if (!c.op->backward) {
-    for (size_t i = 0; i < c.in.size() && c.op->writes; ++i)
-      HT_CHECK(!c.in[i].requires_grad(), c.op->name, ": input ", i, " has a gradient that a write in place would lose; detach() it");
-    return dispatch(c);
+    HT_CHECK(c.op->backward, c.op->name, ": writes values that have a gradient into a tensor that has none, which would lose it; write their detach(), "
+             "use an operator that returns a new tensor, or do it under NoGrad");
   }
+  if (!c.op->backward) return dispatch(c);
 
   c.recording = true;
   Tensors out = dispatch(c);

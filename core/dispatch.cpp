@@ -133,13 +133,14 @@ const OpDef* find_op(std::string_view name) {
 }
 
 Register::Register(OpDef& op) {
+  HT_CHECK(op.name && op.doc, "register: an operator needs a name and a doc");
   Registry& r = the_registry();
   std::lock_guard guard(r.lock);
   for (const OpDef* other : r.ops) {
     if (other == &op) return;
     if (std::string_view(other->name) != op.name) continue;
     // A program and its library that hide their symbols each have a copy of an operator from their common header.
-    bool a_copy = op.doc && other->doc && std::string_view(other->doc) == op.doc;
+    bool a_copy = std::string_view(other->doc) == op.doc;
     HT_CHECK(a_copy, "register: there is an operator named '", op.name, "' already");
     return;
   }

@@ -251,6 +251,12 @@ TEST_CASE("writing in place: refused where it would lose a gradient, noticed whe
   Tensor e = x.exp();
   e.detach().fill_(0);
   CHECK_THROWS_WITH(e.sum().backward(), "exp: output 0 [2] (f32) was saved for backward and has been written since (version 0, now 1); write to a clone() of it, or before the forward");
+  Tensor buffer = zeros({2});
+  CHECK_THROWS_WITH(buffer.copy_(x * 2), "copy: writes values that have a gradient into a tensor that has none, which would lose it; write their detach(), use an operator that "
+                                         "returns a new tensor, or do it under NoGrad");
+  CHECK_THROWS_WITH(buffer.add_(x), Catch::Contains("would lose it"));
+  buffer.copy_(x.detach());
+  { NoGrad off; buffer.lerp_(x, .5); }
   // What nobody saved may change.
   Tensor s = x + 1;
   s.detach().fill_(0);

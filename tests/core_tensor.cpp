@@ -249,7 +249,7 @@ OpDef twice = {.name = "tests_twice",
                .cast = Cast::keep,
                .infer = [](const Call& c) -> Metas { return {Meta(c.in[0].shape(), c.in[0].dtype(), c.in[0].device())}; },
                .dtypes = {only(DType::f32), 0}};
-OpDef same_name = {.name = "tests_twice"};
+OpDef same_name = {.name = "tests_twice", .doc = "3 x"}, same_operator = {.name = "tests_twice", .doc = "2 x"}, no_doc = {.name = "tests_no_doc"};
 }  // namespace
 
 TEST_CASE("a program's operator: no kernel, a kernel, its dtypes, the registry") {
@@ -268,7 +268,10 @@ TEST_CASE("a program's operator: no kernel, a kernel, its dtypes, the registry")
   CHECK(registry().size() == before + 1);
   CHECK(readers.size() == before);
   CHECK(find_op("tests_twice") == &twice);
-  CHECK_THROWS_WITH(Register(same_name), "register: there is an operator named 'tests_twice' already");
+  CHECK_THROWS_WITH(Register(same_name), "register: there is another operator named 'tests_twice' already");
+  Register copy(same_operator);  // a library's own copy of what a program has registered
+  CHECK(find_op("tests_twice") == &twice);
+  CHECK_THROWS_WITH(Register(no_doc), "register: an operator needs a name and a doc");
   Tensor given = zeros({2});
   uint64_t version = given.version();
   CHECK(call_into(twice, {x}, {}, given).body() == given.body());

@@ -161,6 +161,23 @@ TEST_CASE("16-bit and f32 results agree with f64") {
   });
 }
 
+TEST_CASE("sums and products of whole numbers are exact wherever the result can be") {
+  each_sample([](const OpDef& op, const Sample& s, size_t k) {
+    bool gelu = std::string_view(op.name) == "linear_gelu";
+    if ((!products.contains(op.name) || gelu) && std::string_view(op.name) != "sum") return;
+    Sample whole = s;
+    for (auto& i : whole.in) i.low = -1, i.high = 2;
+    for (DType t : {DType::f16, DType::bf16, DType::f32}) {
+      INFO(describe(op, s, k) << ", " << str(t));
+      Tensors in;
+      for (size_t i = 0; i < s.in.size(); ++i)
+        in.push_back(s.in[i].present ? from_values(sample_values(whole.in[i], i, true), s.in[i].shape, t) : Tensor());
+      compare(results(op, in, s.attrs), results(op, in_f64(s, in, false), s.attrs), {});
+      count("oracle_combinations");
+    }
+  });
+}
+
 TEST_CASE("integer results agree with f64") {
   const Names binary = binary_names();
   const Names other_meaning = {"fill", "total_norm", "div", "cast"}, wraps = {"neg", "sub"};
