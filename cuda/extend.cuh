@@ -1,6 +1,7 @@
 #pragma once
 // For a program's own operators: the CUDA kernel of an elementwise operator, from its struct alone. Public; the only
-// header of this folder that a program includes, in a .cu file of its own.
+// header of this folder that a program includes, in a .cu file of its own. Halftone launches the kernel, so the program must
+// share its CUDA runtime: set(CMAKE_CUDA_RUNTIME_LIBRARY Shared).
 #include "halftone/cuda/elementwise.cuh"
 #include "halftone/cuda/runtime.h"
 
