@@ -141,7 +141,7 @@ Register::Register(OpDef& op) {
     if (std::string_view(other->name) != op.name) continue;
     // A program and its library that hide their symbols each have a copy of an operator from their common header.
     bool a_copy = std::string_view(other->doc) == op.doc;
-    HT_CHECK(a_copy, "register: there is an operator named '", op.name, "' already");
+    HT_CHECK(a_copy, "register: there is another operator named '", op.name, "' already");
     return;
   }
   HT_CHECK(r.ops.size() < r.ops.capacity(), "register: too many operators");
