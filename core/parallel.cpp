@@ -1,6 +1,8 @@
 // The thread pool behind parallel_for. Workers sleep until a job comes; chunks are claimed one by one from a counter.
 #include "halftone/core/parallel.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -44,16 +46,15 @@ struct Job {
 class Pool {
  public:
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
-  }
-  ~Pool() {
-    {
-      std::lock_guard guard(lock_);
-      stop_ = true;
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+    } catch (const std::exception& e) {
+      auto started = workers_.size();
+      stop();
+      throw Error(text::cat("set_num_threads: the system gave ", started + 1, " of ", threads, " threads: ", e.what()));
     }
-    wake_.notify_all();
-    for (auto& w : workers_) w.join();
   }
+  ~Pool() { stop(); }
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(Job& job) {
@@ -71,6 +72,14 @@ class Pool {
   }
 
  private:
+  void stop() {
+    {
+      std::lock_guard guard(lock_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& w : workers_) w.join();
+  }
   void serve() {
     uint64_t seen = 0;
     std::unique_lock guard(lock_);
@@ -106,13 +115,31 @@ int default_threads() {
 
 std::mutex pool_lock;
 // Never destroyed: kernels may run in destructors of static objects. The process's end takes the threads along.
+std::shared_ptr<Pool>* current_pool = nullptr;
+
+// A child of fork() has no threads but the one that forked: it leaves the parent's pool alone and starts its own when it
+// needs one, with as many threads.
+int threads_of_parent = 0;
+void survive_fork() {
+  pthread_atfork([] { pool_lock.lock(); }, [] { pool_lock.unlock(); },
+                 [] {
+                   threads_of_parent = *current_pool ? (*current_pool)->threads() : threads_of_parent;
+                   current_pool = new std::shared_ptr<Pool>();
+                   inside_chunk = false;
+                   pool_lock.unlock();
+                 });
+}
+
 std::shared_ptr<Pool>& the_pool() {
-  static auto* pool = new std::shared_ptr<Pool>();
-  return *pool;
+  if (!current_pool) {
+    current_pool = new std::shared_ptr<Pool>();
+    survive_fork();
+  }
+  return *current_pool;
 }
 std::shared_ptr<Pool> pool() {
   std::lock_guard guard(pool_lock);
-  if (!the_pool()) the_pool() = std::make_shared<Pool>(default_threads());
+  if (!the_pool()) the_pool() = std::make_shared<Pool>(threads_of_parent > 0 ? threads_of_parent : default_threads());
   return the_pool();
 }
 
@@ -120,7 +147,7 @@ std::shared_ptr<Pool> pool() {
 
 int num_threads() { return pool()->threads(); }
 void set_num_threads(int n) {
-  HT_CHECK(n > 0, "set_num_threads: expected a number above 0, got ", n);
+  HT_CHECK(n > 0 && n <= 4096, "set_num_threads: expected a number from 1 to 4096, got ", n);
   auto fresh = std::make_shared<Pool>(n);
   std::lock_guard guard(pool_lock);
   the_pool() = std::move(fresh);

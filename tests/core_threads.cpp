@@ -1,4 +1,7 @@
 // What runs on threads: the pool, the state that calls depend on, small vectors that carry their arguments.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <numeric>
 #include <set>
@@ -40,7 +43,22 @@ TEST_CASE("parallel_for covers a range once, cut by size only") {
   parallel_for(0, 10, [&](int64_t, int64_t) { ++calls; });
   parallel_for(-1, 10, [&](int64_t, int64_t) { ++calls; });
   CHECK(calls == 0);
-  CHECK_THROWS_WITH(set_num_threads(0), "set_num_threads: expected a number above 0, got 0");
+  CHECK_THROWS_WITH(set_num_threads(0), "set_num_threads: expected a number from 1 to 4096, got 0");
+  CHECK_THROWS_WITH(set_num_threads(5000), "set_num_threads: expected a number from 1 to 4096, got 5000");
+}
+
+TEST_CASE("a child process starts threads of its own") {
+  Threads threads(3);
+  manual_seed(5);
+  Tensor x = randn({300000});
+  float expected = x.sum().item<float>();
+  pid_t child = fork();
+  if (child == 0) _exit(num_threads() == 3 && x.sum().item<float>() == expected ? 0 : 1);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(x.sum().item<float>() == expected);
 }
 
 TEST_CASE("parallel_for hands exceptions to its caller and stays usable") {
