@@ -2,6 +2,8 @@
 #include "halftone/cuda/allocator.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "halftone/core/error.h"
 
@@ -25,7 +27,7 @@ struct Allocator::Block {
   void* stream;
   Pool* pool;
   bool small;
-  bool free = false;
+  enum State : unsigned char { used, kept, free } state = used;
   Block *before = nullptr, *after = nullptr;  // neighbours in the segment
   std::vector<void*> used_on = {};            // other streams
   int marks = 0;                              // of those, how many are not known to have passed
@@ -37,6 +39,9 @@ class Allocator::Pool {
  public:
   FreeList& list(bool small) { return free_[small]; }
   std::map<const char*, size_t> segments;  // address and size
+  // Small blocks that were freed and not joined with their neighbours, by stream and size.
+  using Kept = std::array<std::vector<Block*>, small_limit / granule + 1>;
+  std::unordered_map<void*, Kept> kept;
   bool retired = false;
 
  private:
@@ -54,7 +59,9 @@ Allocator::Allocator(MemorySource& source, std::string name) : source_(source), 
 }
 
 Allocator::~Allocator() {
-  while (!live_.empty()) free(const_cast<void*>(live_.begin()->first));
+  std::vector<void*> in_use;
+  for (auto& [data, block] : blocks_) if (block->state == Block::used) in_use.push_back(block->data);
+  for (void* data : in_use) free(data);
   collect(true);
   for (auto& pool : pools_) give_back_free(*pool);
 }
@@ -65,13 +72,39 @@ void* Allocator::allocate(size_t bytes, void* stream, Pool* pool) {
   Pool& from = pool ? *pool : *pools_.front();
   size_t rounded = round_up(std::max<size_t>(bytes, 1), granule);
   HT_CHECK(rounded >= bytes, "out of memory: ", name_, " cannot allocate ", bytes, " bytes");
-  Block* block = take(rounded, stream, from);
-  if (!block) block = reserve(rounded, stream, from);
-  split(block, rounded);
-  live_.emplace(block->data, block);
+  Block* block = take_kept(rounded, stream, from);
+  if (!block) {
+    block = take(rounded, stream, from);
+    if (!block && !from.kept.empty()) {
+      join_kept(from);
+      block = take(rounded, stream, from);
+    }
+    if (!block) block = reserve(rounded, stream, from);
+    split(block, rounded);
+  }
   stats_.allocated += static_cast<int64_t>(block->size);
   stats_.peak_allocated = std::max(stats_.peak_allocated, stats_.allocated);
   return block->data;
+}
+
+Allocator::Block* Allocator::take_kept(size_t bytes, void* stream, Pool& pool) {
+  if (bytes > small_limit) return nullptr;
+  auto found = pool.kept.find(stream);
+  if (found == pool.kept.end()) return nullptr;
+  auto& same_size = found->second[bytes / granule];
+  if (same_size.empty()) return nullptr;
+  Block* block = same_size.back();
+  same_size.pop_back();
+  block->state = Block::used;
+  return block;
+}
+
+// Kept blocks become free ones.
+void Allocator::join_kept(Pool& pool) noexcept {
+  auto kept = std::exchange(pool.kept, {});
+  for (auto& [stream, by_size] : kept)
+    for (auto& same_size : by_size)
+      for (Block* block : same_size) release(block);
 }
 
 // The smallest free block of the stream that is large enough.
@@ -83,7 +116,7 @@ Allocator::Block* Allocator::take(size_t bytes, void* stream, Pool& pool) {
   if (found == list.end() || (*found)->stream != stream) return nullptr;
   Block* block = *found;
   list.erase(found);
-  block->free = false;
+  block->state = Block::used;
   return block;
 }
 
@@ -95,6 +128,7 @@ Allocator::Block* Allocator::reserve(size_t bytes, void* stream, Pool& pool) {
   void* data = source_.allocate(size);
   if (!data) {
     collect(true);
+    join_kept(*pools_.front());
     give_back_free(*pools_.front());
     data = source_.allocate(size);
   }
@@ -102,6 +136,7 @@ Allocator::Block* Allocator::reserve(size_t bytes, void* stream, Pool& pool) {
            ", reserved ", stats_.reserved, ")");
   block->data = static_cast<char*>(data);
   pool.segments.emplace(block->data, size);
+  blocks_.emplace(data, block.get());
   stats_.reserved += static_cast<int64_t>(size);
   stats_.peak_reserved = std::max(stats_.peak_reserved, stats_.reserved);
   ++stats_.driver_allocations;
@@ -113,7 +148,8 @@ void Allocator::split(Block* block, size_t bytes) {
   size_t rest = block->size - bytes;
   if (block->small ? rest < granule : rest <= small_limit) return;
   auto* tail = new Block{.data = block->data + bytes, .size = rest, .stream = block->stream, .pool = block->pool,
-                         .small = block->small, .free = true, .before = block, .after = block->after};
+                         .small = block->small, .state = Block::free, .before = block, .after = block->after};
+  blocks_.emplace(tail->data, tail);
   if (tail->after) tail->after->before = tail;
   block->after = tail;
   block->size = bytes;
@@ -123,21 +159,23 @@ void Allocator::split(Block* block, size_t bytes) {
 void Allocator::free(void* data) noexcept {
   if (!data) return;
   std::lock_guard guard(lock_);
-  auto found = live_.find(data);
-  if (found == live_.end()) return;
+  auto found = blocks_.find(data);
+  if (found == blocks_.end() || found->second->state != Block::used) return;
   Block* block = found->second;
-  live_.erase(found);
+  block->state = Block::kept;  // from now on nobody's
   stats_.allocated -= static_cast<int64_t>(block->size);
   block->marks = static_cast<int>(block->used_on.size());
   for (void* stream : block->used_on) waiting_.push_back({stream, source_.mark(stream), block});
   block->used_on.clear();
-  if (block->marks == 0) release(block);
+  if (block->marks > 0) return;
+  if (block->small && !block->pool->retired) block->pool->kept[block->stream][block->size / granule].push_back(block);
+  else release(block);
 }
 
 // Back to its list, joined with free neighbours; out to the driver when its pool has retired.
 void Allocator::release(Block* block) noexcept {
   block = merge(block);
-  block->free = true;
+  block->state = Block::free;
   Pool* pool = block->pool;
   if (pool->retired && block->whole()) {
     give_back(block);
@@ -148,18 +186,19 @@ void Allocator::release(Block* block) noexcept {
 }
 
 Allocator::Block* Allocator::merge(Block* block) noexcept {
-  auto join = [](Block* left, Block* right) {
+  auto join = [this](Block* left, Block* right) {
+    blocks_.erase(right->data);
     left->size += right->size;
     left->after = right->after;
     if (left->after) left->after->before = left;
     delete right;
   };
   FreeList& list = block->pool->list(block->small);
-  if (Block* next = block->after; next && next->free) {
+  if (Block* next = block->after; next && next->state == Block::free) {
     list.erase(next);
     join(block, next);
   }
-  if (Block* previous = block->before; previous && previous->free) {
+  if (Block* previous = block->before; previous && previous->state == Block::free) {
     list.erase(previous);
     join(previous, block);
     block = previous;
@@ -169,6 +208,7 @@ Allocator::Block* Allocator::merge(Block* block) noexcept {
 
 void Allocator::give_back(Block* segment) noexcept {
   segment->pool->segments.erase(segment->data);
+  blocks_.erase(segment->data);
   source_.free(segment->data);
   stats_.reserved -= static_cast<int64_t>(segment->size);
   ++stats_.driver_frees;
@@ -206,15 +246,23 @@ void Allocator::record_stream(const void* data, void* stream) {
 }
 
 Allocator::Block* Allocator::block_at(const void* data) const {
-  auto next = live_.upper_bound(data);
-  if (next == live_.begin()) return nullptr;
-  Block* block = std::prev(next)->second;
-  return std::less<>{}(data, block->data + block->size) ? block : nullptr;
+  auto* at = static_cast<const char*>(data);
+  for (auto& pool : pools_) {
+    auto next = pool->segments.upper_bound(at);
+    if (next == pool->segments.begin()) continue;
+    auto& [begin, size] = *std::prev(next);
+    if (!std::less<>{}(at, begin + size)) continue;
+    Block* block = blocks_.at(begin);
+    while (!std::less<>{}(at, static_cast<const char*>(block->data) + block->size)) block = block->after;
+    return block->state == Block::used ? block : nullptr;
+  }
+  return nullptr;
 }
 
 void Allocator::empty_cache() {
   std::lock_guard guard(lock_);
   collect(true);
+  join_kept(*pools_.front());
   give_back_free(*pools_.front());
 }
 
@@ -226,9 +274,9 @@ void Allocator::adopt(void* from, void* to) {
     if (--w.block->marks == 0) release(w.block);
     return true;
   });
-  for (auto& w : waiting_) if (w.block->stream == from) w.block->stream = to;
-  for (auto& [data, block] : live_) {
-    if (block->stream == from) block->stream = to;
+  for (auto& pool : pools_) join_kept(*pool);
+  for (auto& [data, block] : blocks_) {
+    if (block->stream == from && block->state != Block::free) block->stream = to;
     std::erase(block->used_on, from);
   }
   for (auto& pool : pools_)
@@ -256,6 +304,7 @@ bool Allocator::contains(const Pool* pool, const void* data) const {
 
 void Allocator::retire(Pool* pool) noexcept {
   std::lock_guard guard(lock_);
+  join_kept(*pool);
   pool->retired = true;
   give_back_free(*pool);
   drop_if_done(pool);

@@ -2,6 +2,8 @@
 // The caching allocator of one device. Memory comes from the driver in segments, is cut into blocks and kept for reuse.
 // A block belongs to the stream it was made for and returns to that stream's list without a wait: the next user's work
 // is queued behind the last one's. Other streams that use it say so, and hold it back until they have passed.
+// Small blocks that are freed stay as they are for the next request of their size, which is most of what a training step asks
+// for; they are joined again when the free ones do not suffice.
 // Invariant: blocks of a segment are linked in address order, have one stream and one pool, and no two free ones touch.
 #include <cstddef>
 #include <cstdint>
@@ -68,7 +70,9 @@ class HT_API Allocator {
   struct Waiting { void* stream; void* mark; Block* block; };
 
   Block* take(size_t bytes, void* stream, Pool& pool);
+  Block* take_kept(size_t bytes, void* stream, Pool& pool);
   Block* reserve(size_t bytes, void* stream, Pool& pool);
+  void join_kept(Pool& pool) noexcept;
   void split(Block* block, size_t bytes);
   void release(Block* block) noexcept;
   Block* merge(Block* block) noexcept;
@@ -76,13 +80,13 @@ class HT_API Allocator {
   void give_back_free(Pool& pool) noexcept;
   void collect(bool wait) noexcept;
   void drop_if_done(Pool* pool) noexcept;
-  Block* block_at(const void* data) const;
+  Block* block_at(const void* data) const;  // the one that this address lies in, if it is in use
 
   MemorySource& source_;
   std::string name_;
   mutable std::mutex lock_;
   std::vector<std::unique_ptr<Pool>> pools_;  // the first is everybody's
-  std::map<const void*, Block*> live_;        // by address
+  std::unordered_map<const void*, Block*> blocks_;  // by address, in use or not
   std::vector<Waiting> waiting_;
   Stats stats_;
 };

@@ -101,9 +101,22 @@ TEST_CASE("the smallest block that fits is taken") {
   void* wall2 = b.allocator.allocate(512, s1);
   b.allocator.free(big);
   b.allocator.free(small);
+  b.allocator.empty_cache();
   CHECK(b.allocator.allocate(6 * kib, s1) == small);
   static_cast<void>(wall);
   static_cast<void>(wall2);
+}
+
+TEST_CASE("small blocks are kept for the next of their size, and joined when a larger one is wanted") {
+  Bench b;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(b.allocator.allocate(256 * kib, s1));
+  for (void* x : blocks) b.allocator.free(x);
+  for (size_t i = 8; i-- > 0;) CHECK(b.allocator.allocate(256 * kib, s1) == blocks[i]);  // the last one freed is warm
+  for (void* x : blocks) b.allocator.free(x);
+  CHECK(b.allocator.allocate(mib, s1) == blocks[0]);
+  CHECK(b.allocator.allocate(mib, s1) == blocks[4]);
+  CHECK(b.allocator.stats().driver_allocations == 1);
 }
 
 TEST_CASE("free neighbours merge, and whole segments go back") {
