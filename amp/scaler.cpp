@@ -3,27 +3,33 @@
 
 #include <atomic>
 #include <cmath>
+#include <optional>
 
 #include "halftone/autograd/autograd.h"
 #include "halftone/autograd/function.h"
 #include "halftone/core/backend.h"
+#include "halftone/core/capture.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/update.h"
 
 namespace halftone::amp {
 
-// Where kernels write outcomes and the host reads them: memory that both see.
+// Where kernels write the streak and outcomes (update::Outcome) and the host reads them: memory that both see.
 struct OutcomeBoard {
   static constexpr int64_t slots = 256;
   Backend::Mapped memory;
   int64_t next = 0;
-  int64_t take() {
-    std::atomic_ref(*at(next)).store(0, std::memory_order_relaxed);
-    return next++;
+
+  int64_t read(int64_t place) const {
+    return std::atomic_ref(static_cast<int64_t*>(const_cast<void*>(memory.host_side))[place]).load(std::memory_order_acquire);
   }
-  int64_t* at(int64_t slot) const { return static_cast<int64_t*>(const_cast<void*>(memory.host_side)) + slot % slots; }
-  int64_t read(int64_t slot) const { return std::atomic_ref(*at(slot)).load(std::memory_order_acquire); }
+  int64_t streak() const { return read(0); }
+  // What is in the slot of an outcome: its own, an older or a younger one's, or nothing yet.
+  std::optional<update::Outcome> at(int64_t number) const {
+    int64_t v = read(update::Outcome::place(number, 1 + slots));
+    return v > 0 ? std::optional(update::Outcome::unpacked(v)) : std::nullopt;
+  }
 };
 
 namespace {
@@ -49,13 +55,16 @@ std::atomic<uint64_t> stamps{1};
 
 StepOutcome::State StepOutcome::state() const {
   if (known_ != State::unknown || !board_) return known_;
-  int64_t v = board_->read(slot_);
-  return v == 1 ? State::stepped : v == 2 ? State::skipped : State::unknown;
+  auto o = board_->at(number_);
+  if (!o || o->number != number_) return State::unknown;
+  return o->skipped ? State::skipped : State::stepped;
 }
 StepOutcome::State StepOutcome::wait() const {
   if (state() == State::unknown && board_) {
     check_may_sync("StepOutcome");
     backend(board_->memory.device_side.device().type).synchronize(board_->memory.device_side.device().index);
+    auto o = board_->at(number_);
+    HT_CHECK(!o || o->number <= number_, "StepOutcome: the step lies more than ", OutcomeBoard::slots, " steps back; ask sooner");
   }
   HT_CHECK(state() != State::unknown, "StepOutcome: the outcome is known after scaler.update()");
   return state();
@@ -66,7 +75,7 @@ GradScaler::GradScaler(const GradScalerOptions& o) : options_(o), stamp_(stamps+
   HT_CHECK(o.growth_factor >= 1, "GradScaler: expected growth_factor of 1 or more, got ", o.growth_factor);
   HT_CHECK(o.backoff_factor > 0 && o.backoff_factor <= 1, "GradScaler: expected backoff_factor in (0, 1], got ", o.backoff_factor);
   HT_CHECK(o.growth_interval > 0, "GradScaler: expected growth_interval above 0, got ", o.growth_interval);
-  HT_CHECK(o.min_scale >= 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected min_scale <= init_scale <= max_scale, got ",
+  HT_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got ",
            o.min_scale, ", ", o.init_scale, " and ", o.max_scale);
   HT_CHECK(o.max_consecutive_skips >= 0, "GradScaler: expected max_consecutive_skips of 0 or more, got ", o.max_consecutive_skips);
 }
@@ -78,7 +87,7 @@ void GradScaler::make_state(Device device) {
   inverse_ = number(1 / options_.init_scale, DType::f32);
   streak_ = number(0, DType::i64);
   skipped_ = number(0, DType::i64);
-  board_ = std::make_shared<OutcomeBoard>(OutcomeBoard{backend(device.type).allocate_mapped({OutcomeBoard::slots}, DType::i64, device.index)});
+  board_ = std::make_shared<OutcomeBoard>(OutcomeBoard{backend(device.type).allocate_mapped({1 + OutcomeBoard::slots}, DType::i64, device.index)});
 }
 
 // A state that was loaded, or asked for, before the first loss follows it.
@@ -90,8 +99,7 @@ void GradScaler::move_state(Device device) {
   inverse_.copy_(inverse);
   streak_.copy_(streak);
   skipped_.copy_(skipped);
-  for (auto& [id, e] : optimizers_) e.found_inf = {};
-  seen_ = 0;
+  found_infs_.clear();
 }
 
 void GradScaler::check_made(const char* who) const { HT_CHECK(scale_.defined(), who, ": nothing has been scaled yet; call scale(loss) and backward() first"); }
@@ -100,7 +108,7 @@ Tensor GradScaler::scale(const Tensor& loss) {
   HT_CHECK(loss.defined() && is_floating(loss.dtype()), "GradScaler::scale: expected a floating loss");
   if (!options_.enabled) return loss;
   if (!scale_.defined()) make_state(loss.device());
-  else if (scale_.device() != loss.device() && order_.empty()) move_state(loss.device());
+  else if (scale_.device() != loss.device() && progress_->now.order.empty()) move_state(loss.device());
   return ScaleLoss::apply(loss, scale_, stamp_);
 }
 std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
@@ -117,61 +125,75 @@ const Tensor& GradScaler::inverse_scale() {
   return inverse_;
 }
 
-GradScaler::PerOptimizer& GradScaler::entry(optim::Optimizer& opt) {
-  PerOptimizer& e = optimizers_[opt.id()];
-  e.name = opt.name();
-  return e;
-}
+GradScaler::PerOptimizer& GradScaler::entry(const optim::Optimizer& opt) { return progress_->now.optimizers[opt.id()]; }
 
-std::vector<Tensor> GradScaler::gradients(optim::Optimizer& opt, const char* who) const {
-  std::vector<Tensor> grads, params = opt.parameters();
+std::vector<Tensor> GradScaler::gradients(const std::vector<Tensor>& params, const char* who) const {
+  std::vector<Tensor> grads;
   for (size_t i = 0; i < params.size(); ++i) {
     Tensor g = params[i].grad();
     if (!g.defined()) continue;
     HT_CHECK(g.dtype() != DType::f16, who, ": the gradient of parameter ", i, " ", params[i].meta(), " is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast");
     uint64_t stamp = grad_stamp(params[i]);
     HT_CHECK(stamp == 0 || stamp == stamp_, who, ": the gradient of parameter ", i, " ", params[i].meta(), " was scaled by another GradScaler");
-    grads.push_back(g);
+    grads.push_back(std::move(g));
   }
   return grads;
 }
 
-void GradScaler::begin_check(const optim::Optimizer& opt, PerOptimizer& e) {
-  if (!e.found_inf.defined()) e.found_inf = zeros({}, {.dtype = DType::f32, .device = scale_.device()});
-  if (e.checked) return;  // again, after an exception
-  e.checked = true;
-  e.slot = board_->take();
-  order_.push_back(opt.id());
+// The optimizer's found_inf, which holds this iteration's answer from now on.
+const Tensor& GradScaler::begin_check(const optim::Optimizer& opt) {
+  Tensor& found_inf = found_infs_[opt.id()];
+  if (!found_inf.defined()) found_inf = zeros({}, {.dtype = DType::f32, .device = scale_.device()});
+  PerOptimizer& e = entry(opt);
+  if (!e.checked) {  // else again, after an exception
+    e.checked = true;
+    e.number = board_->next++;
+    progress_->now.order.push_back(opt.id());
+  }
+  return found_inf;
+}
+
+// A captured step is replayed only where the program stands where it stood, and leaves it where the step did.
+void GradScaler::note_capture() {
+  CaptureLog* log = thread_state().capture;
+  if (!log || progress_->capture == log->serial) return;
+  progress_->capture = log->serial;
+  progress_->left = std::make_shared<Iteration>(progress_->now);
+  std::weak_ptr<Progress> weak = progress_;
+  log->guards.push_back([weak, before = progress_->now] {
+    auto p = weak.lock();
+    return p && p->now == before;
+  });
+  if (int64_t most = options_.max_consecutive_skips; most > 0)
+    log->guards.push_back([board = board_, most] { return -board->streak() <= most; });
+  log->undo.push_back([weak, before = progress_->now] {
+    if (auto p = weak.lock()) p->now = before;
+  });
+  log->effects.push_back([weak, left = progress_->left] {
+    if (auto p = weak.lock()) p->now = *left;
+  });
+}
+void GradScaler::leave() {
+  CaptureLog* log = thread_state().capture;
+  if (log && progress_->capture == log->serial) *progress_->left = progress_->now;
 }
 
 void GradScaler::unscale_(optim::Optimizer& opt) {
   if (!options_.enabled) return;
   check_made("unscale_");
-  PerOptimizer& e = entry(opt);
-  HT_CHECK(e.stage != Stage::unscaled, "unscale_: already called for ", e.name, " since the last update()");
-  HT_CHECK(e.stage != Stage::stepped, "unscale_: called for ", e.name, " after step(); call update() first");
+  note_capture();
+  HT_CHECK(entry(opt).stage != Stage::unscaled, "unscale_: already called for ", opt.name(), " since the last update()");
+  HT_CHECK(entry(opt).stage != Stage::stepped, "unscale_: called for ", opt.name(), " after step(); call update() first");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
-  std::vector<Tensor> grads = gradients(opt, "unscale_");
+  std::vector<Tensor> params = opt.parameters(), grads = gradients(params, "unscale_");
   if (grads.empty()) return;
-  begin_check(opt, e);
-  Tensors in{inverse_, e.found_inf};
+  Tensors in{inverse_, begin_check(opt)};
   in.append(grads.data(), grads.data() + grads.size());
   call_all(op::unscale, std::move(in));
-  e.stage = Stage::unscaled;
-  for (auto& p : opt.parameters()) if (p.grad().defined()) set_grad_stamp(p, 0);
-}
-
-// Reads the outcomes that have arrived, without waiting for the others.
-void GradScaler::count_skips() {
-  if (options_.max_consecutive_skips == 0) return;
-  for (; seen_ < board_->next; ++seen_) {
-    int64_t outcome = board_->read(seen_);
-    if (outcome == 0) return;
-    skips_in_a_row_ = outcome == 2 ? skips_in_a_row_ + 1 : 0;
-  }
-  HT_CHECK(skips_in_a_row_ <= options_.max_consecutive_skips, "step: ", skips_in_a_row_, " steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = ",
-           options_.max_consecutive_skips, "; look for inf or NaN in the model, or lower the learning rate");
+  entry(opt).stage = Stage::unscaled;
+  leave();
+  for (auto& p : params) if (p.grad().defined()) set_grad_stamp(p, 0);
 }
 
 StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
@@ -184,25 +206,27 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
     return outcome;
   }
   check_made("step");
-  count_skips();
-  PerOptimizer& e = entry(opt);
-  HT_CHECK(e.stage != Stage::stepped, "step: already called for ", e.name, " since the last update()");
+  note_capture();
+  int64_t most = options_.max_consecutive_skips;
+  HT_CHECK(most == 0 || -board_->streak() <= most, "step: ", -board_->streak(), " steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = ",
+           most, "; look for inf or NaN in the model, or lower the learning rate");
+  HT_CHECK(entry(opt).stage != Stage::stepped, "step: already called for ", opt.name(), " since the last update()");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
-  std::vector<Tensor> grads = gradients(opt, "step");
-  bool unscaled = e.stage == Stage::unscaled;
-  std::vector<Tensor> params = opt.parameters();
+  std::vector<Tensor> params = opt.parameters(), grads = gradients(params, "step");
+  bool unscaled = entry(opt).stage == Stage::unscaled;
   for (size_t i = 0; unscaled && i < params.size(); ++i)
     HT_CHECK(!params[i].grad().defined() || grad_stamp(params[i]) == 0, "step: the gradient of parameter ", i, " ", params[i].meta(),
              " came after unscale_ and is still scaled; run every backward before unscale_");
   if (grads.empty()) {
-    e.stage = Stage::stepped;
+    entry(opt).stage = Stage::stepped;
+    leave();
     outcome.known_ = StepOutcome::State::no_gradients;
     return outcome;
   }
+  const Tensor& found_inf = begin_check(opt);
   if (!unscaled) {
-    begin_check(opt, e);
-    Tensors in{e.found_inf};
+    Tensors in{found_inf};
     in.append(grads.data(), grads.data() + grads.size());
     call_all(op::check_finite, std::move(in));
   }
@@ -213,27 +237,27 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
     Tensor clip = minimum(o.clip_norm / (norm + 1e-6), 1);
     factor = unscaled ? clip : clip * inverse_;
   }
-  opt.step({.grad_scale = factor, .found_inf = e.found_inf});
-  e.stage = Stage::stepped;
+  opt.step({.grad_scale = factor, .found_inf = found_inf});
+  entry(opt).stage = Stage::stepped;
+  leave();
   outcome.board_ = board_;
-  outcome.slot_ = e.slot;
+  outcome.number_ = entry(opt).number;
   return outcome;
 }
 
 // Ends the iteration: the scale changes by its rule, and outcomes become known.
 void GradScaler::settle(const Tensor& scale, const Tensor& inverse, const Tensor& streak) {
-  if (!order_.empty()) {
+  note_capture();
+  Iteration& now = progress_->now;
+  if (!now.order.empty()) {
     Tensors in{scale, inverse, streak, skipped_, board_->memory.device_side};
-    for (auto id : order_) in.push_back(optimizers_[id].found_inf);
+    for (auto id : now.order) in.push_back(found_infs_[id]);
     update::ScalerAttrs a{options_.growth_factor, options_.backoff_factor, options_.min_scale, options_.max_scale, options_.growth_interval,
-                          optimizers_[order_[0]].slot};
+                          now.optimizers[now.order[0]].number};
     call_all(op::scaler_update, std::move(in), Attrs::of(a));
   }
-  order_.clear();
-  for (auto& [id, e] : optimizers_) {
-    e.stage = Stage::ready;
-    e.checked = false;
-  }
+  now = {};
+  leave();
 }
 
 void GradScaler::update() {
@@ -272,11 +296,9 @@ void GradScaler::load_state_dict(const StateDict& s) {
   HT_CHECK(s.size() > 0, "GradScaler: the state is empty; it probably comes from a disabled scaler");
   NoGrad off;
   const Tensor &scale = s.at("scale"), &streak = s.at("streak"), &skipped = s.at("skipped");
-  if (!scale_.defined()) {
-    double value = scale.item();
-    HT_CHECK(value > 0 && std::isfinite(value), "GradScaler: the state's scale is ", value);
-    make_state(scale.device());
-  }
+  double value = scale.item();
+  HT_CHECK(value > 0 && std::isfinite(value), "GradScaler: the state's scale is ", value, "; expected a finite number above 0");
+  if (!scale_.defined()) make_state(scale.device());
   scale_.copy_(scale);
   inverse_.copy_(1 / scale.to(DType::f64));
   streak_.copy_(streak);

@@ -12,11 +12,11 @@ struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
   int64_t growth_interval = 2000;          // clean steps before the scale grows
   double min_scale = 0x1p-64, max_scale = 0x1p64;
-  int64_t max_consecutive_skips = 0;       // 0: any number; more than this many in a row is an error at the next step
+  int64_t max_consecutive_skips = 0;       // 0: any number; more iterations than this in a row is an error at the next step
   bool enabled = true;                     // false: scale() returns its argument, step() is the optimizer's
 };
 
-// What a step did; known some time later, without a wait.
+// What a step did; known some time later, without a wait, and for the next 256 steps.
 class HT_API StepOutcome {
  public:
   enum class State : uint8_t { unknown, stepped, skipped, no_gradients };
@@ -28,7 +28,7 @@ class HT_API StepOutcome {
   friend class GradScaler;
   State wait() const;
   std::shared_ptr<struct OutcomeBoard> board_;
-  int64_t slot_ = 0;
+  int64_t number_ = 0;
   State known_ = State::unknown;
 };
 
@@ -36,6 +36,8 @@ class HT_API GradScaler {
  public:
   GradScaler() : GradScaler(GradScalerOptions{}) {}
   explicit GradScaler(const GradScalerOptions& options);
+  GradScaler(GradScaler&&) noexcept = default;
+  GradScaler& operator=(GradScaler&&) noexcept = default;
 
   // loss times the scale, in f32 (f64 for f64). The first call decides the scaler's device. Gradients of a backward through it
   // are stamped as scaled: accumulating unscaled ones onto them, or clipping them, throws.
@@ -64,29 +66,40 @@ class HT_API GradScaler {
 
  private:
   enum class Stage : uint8_t { ready, unscaled, stepped };
+  // What the program has called since the last update(): by optimizer, and in which order they were checked.
   struct PerOptimizer {
     Stage stage = Stage::ready;
-    bool checked = false;   // found_inf holds this iteration's answer
-    int64_t slot = 0;       // where its outcome will be written
-    Tensor found_inf;
-    std::string name;
+    bool checked = false;  // found_inf holds this iteration's answer
+    int64_t number = 0;    // its outcome's
+    bool operator==(const PerOptimizer& o) const { return stage == o.stage && checked == o.checked; }
   };
-  PerOptimizer& entry(optim::Optimizer& opt);
-  std::vector<Tensor> gradients(optim::Optimizer& opt, const char* who) const;
-  void begin_check(const optim::Optimizer& opt, PerOptimizer& e);
+  struct Iteration {
+    std::map<const void*, PerOptimizer> optimizers;  // those that are not ready
+    std::vector<const void*> order;
+    bool operator==(const Iteration&) const = default;
+  };
+  // Shared with the logs of captured steps, which put it where the step left it.
+  struct Progress {
+    Iteration now;
+    uint64_t capture = 0;  // which one looked last
+    std::shared_ptr<Iteration> left;
+  };
+  PerOptimizer& entry(const optim::Optimizer& opt);
+  const Tensor& begin_check(const optim::Optimizer& opt);
+  std::vector<Tensor> gradients(const std::vector<Tensor>& params, const char* who) const;
   void make_state(Device device);
   void move_state(Device device);
   void check_made(const char* who) const;
-  void count_skips();
+  void note_capture();
+  void leave();
   void settle(const Tensor& scale, const Tensor& inverse, const Tensor& streak);
 
   GradScalerOptions options_;
   uint64_t stamp_;
   Tensor scale_, inverse_, streak_, skipped_;
   std::shared_ptr<OutcomeBoard> board_;
-  std::map<const void*, PerOptimizer> optimizers_;
-  std::vector<const void*> order_;  // optimizers checked since the last update, in order
-  int64_t seen_ = 0, skips_in_a_row_ = 0;  // of the board's slots
+  std::map<const void*, Tensor> found_infs_;
+  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
 };
 
 }  // namespace halftone::amp

@@ -375,7 +375,8 @@ __global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* stre
   bool overflow = false;
   for (int i = 0; i < outcomes.n; ++i) {
     const bool bad = *outcomes.found_inf[i] != 0;
-    outcomes.slots[(attrs.first_slot + i) % outcomes.count] = bad ? 2 : 1;
+    const update::Outcome o{attrs.first_slot + i, bad};
+    outcomes.slots[update::Outcome::place(o.number, outcomes.count)] = o.packed();
     overflow |= bad;
     *outcomes.found_inf[i] = 0;
   }
@@ -384,6 +385,7 @@ __global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* stre
   *inverse = s.inverse;
   *streak = s.streak;
   *skipped = s.skipped;
+  outcomes.slots[0] = s.streak;
 }
 void run_scaler_update(const Call& c, std::span<Tensor>) {
   const Tensor& slots = c.in[update::outcomes_at];

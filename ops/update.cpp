@@ -99,11 +99,12 @@ template <bool multiply> void run_unscale(const Call& c, std::span<Tensor>) {
 void run_scaler_update(const Call& c, std::span<Tensor>) {
   auto a = c.as<update::ScalerAttrs>();
   int64_t* outcomes = c.in[update::outcomes_at].data<int64_t>();
-  int64_t slots = c.in[update::outcomes_at].numel();
+  int64_t n = c.in[update::outcomes_at].numel();
   bool overflow = false;
   for (size_t i = update::found_infs_at; i < c.in.size(); ++i) {
     float* found_inf = c.in[i].data<float>();
-    outcomes[(a.first_slot + static_cast<int64_t>(i - update::found_infs_at)) % slots] = *found_inf != 0 ? 2 : 1;
+    update::Outcome o{a.first_slot + static_cast<int64_t>(i - update::found_infs_at), *found_inf != 0};
+    outcomes[update::Outcome::place(o.number, n)] = o.packed();
     overflow |= *found_inf != 0;
     *found_inf = 0;
   }
@@ -113,6 +114,7 @@ void run_scaler_update(const Call& c, std::span<Tensor>) {
   *c.in[1].data<float>() = s.inverse;
   *c.in[2].data<int64_t>() = s.streak;
   *c.in[3].data<int64_t>() = s.skipped;
+  outcomes[0] = s.streak;
 }
 
 void run_total_norm(const Call& c, std::span<Tensor> out) {

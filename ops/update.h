@@ -59,19 +59,28 @@ struct ScalerAttrs {
   int64_t growth_interval, first_slot;
 };
 // The scaler's state after a step; every field lives on the device.
-//   in: scale f32 [], inverse f32 [], streak i64 [] (clean steps since the last change), skipped i64 [] (steps in all),
-//       outcomes i64 [slots], then the found_inf of each optimizer that stepped. The k-th optimizer's outcome, 1 stepped or
-//       2 skipped, is written to slot (first_slot + k) % slots, and its found_inf is cleared for the next step.
+//   in: scale f32 [], inverse f32 [], streak i64 [] (clean steps since the last change; below 0: steps skipped in a row),
+//       skipped i64 [] (steps in all), outcomes i64 [1 + slots], then the found_inf of each optimizer that stepped.
+// The streak is written to outcomes[0]; the k-th optimizer's outcome to slot (first_slot + k) % slots behind it, together
+// with its number first_slot + k; and its found_inf is cleared for the next step.
 inline constexpr size_t outcomes_at = 4, found_infs_at = 5;
 struct ScalerState { float scale, inverse; int64_t streak, skipped; };
+// What a slot holds.
+struct Outcome {
+  int64_t number;  // of the step, counted from 0
+  bool skipped;
+  HT_HD static constexpr int64_t place(int64_t number, int64_t outcomes) { return 1 + number % (outcomes - 1); }
+  HT_HD constexpr int64_t packed() const { return number * 2 + skipped + 1; }
+  static constexpr Outcome unpacked(int64_t v) { return {(v - 1) / 2, (v - 1) % 2 != 0}; }  // of v > 0
+};
 HT_HD inline ScalerState next_scale(ScalerState s, bool overflow, const ScalerAttrs& a) {
   double scale = s.scale;
   if (overflow) {
     scale *= a.backoff_factor;
     if (scale < a.min_scale) scale = a.min_scale;
-    s.streak = 0;
+    s.streak = s.streak < 0 ? s.streak - 1 : -1;
     ++s.skipped;
-  } else if (++s.streak >= a.growth_interval) {
+  } else if (s.streak = s.streak < 0 ? 1 : s.streak + 1; s.streak >= a.growth_interval) {
     double grown = scale * a.growth_factor;
     if (grown <= a.max_scale) scale = grown;
     s.streak = 0;

@@ -81,7 +81,7 @@ TEST_CASE("options of a scaler are checked") {
   TEXT(GradScaler({.growth_factor = .5}), "GradScaler: expected growth_factor of 1 or more, got 0.5");
   TEXT(GradScaler({.backoff_factor = 2}), "GradScaler: expected backoff_factor in (0, 1], got 2");
   TEXT(GradScaler({.growth_interval = 0}), "GradScaler: expected growth_interval above 0, got 0");
-  TEXT(GradScaler({.init_scale = 1, .min_scale = 2}), "GradScaler: expected min_scale <= init_scale <= max_scale, got 2, 1 and 1.84467e+19");
+  TEXT(GradScaler({.init_scale = 1, .min_scale = 2}), "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got 2, 1 and 1.84467e+19");
   TEXT(GradScaler({.max_consecutive_skips = -1}), "GradScaler: expected max_consecutive_skips of 0 or more, got -1");
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("scale by scale: growth 2, backoff 1/4, interval 2") {
     streaks.push_back(scaler.state_dict().at("streak").item());
   }
   CHECK(scales == std::vector<double>{4, 8, 2, 2, 4, 4});
-  CHECK(streaks == std::vector<double>{1, 0, 0, 1, 0, 1});
+  CHECK(streaks == std::vector<double>{1, 0, -1, 1, 0, 1});
 }
 
 TEST_CASE("a scale neither grows to inf nor shrinks to 0") {
@@ -232,6 +232,50 @@ TEST_CASE("too many skips in a row are an error") {
   };
   for (float g : {inf, inf, 1.f, inf, inf, inf}) iterate(g);
   TEXT(iterate(1), "step: 3 steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = 2; look for inf or NaN in the model, or lower the learning rate");
+}
+
+TEST_CASE("an iteration that skips two optimizers is one skip") {
+  Single a, b;
+  GradScaler scaler({.init_scale = 4, .max_consecutive_skips = 2});
+  auto iterate = [&] {
+    for (auto* s : {&a, &b}) {
+      s->opt.zero_grad();
+      backward_with(scaler, s->p, inf);
+    }
+    scaler.step(a.opt);
+    scaler.step(b.opt);
+    scaler.update();
+  };
+  for (int i = 0; i < 3; ++i) iterate();
+  CHECK_THROWS_WITH(iterate(), Catch::Contains("3 steps in a row"));
+}
+
+TEST_CASE("outcomes are kept for 256 steps") {
+  Single s;
+  GradScaler scaler({.init_scale = 4});
+  std::vector<amp::StepOutcome> outcomes;
+  for (int i = 0; i < 300; ++i) {
+    s.opt.zero_grad();
+    backward_with(scaler, s.p, i % 3 == 0 ? inf : 0);
+    outcomes.push_back(scaler.step(s.opt));
+    CHECK(outcomes.back().state() == amp::StepOutcome::State::unknown);
+    scaler.update();
+  }
+  for (size_t i = 300 - 256; i < 300; ++i) CHECK(outcomes[i].skipped() == (i % 3 == 0));
+  CHECK(outcomes[43].state() == amp::StepOutcome::State::unknown);
+  TEXT(outcomes[43].stepped(), "StepOutcome: the step lies more than 256 steps back; ask sooner");
+}
+
+TEST_CASE("a state whose scale is no scale is refused, and changes nothing") {
+  Single s;
+  GradScaler scaler({.init_scale = 4});
+  backward_with(scaler, s.p, 1);
+  for (double bad : {0., -1., double(inf), std::nan("")}) {
+    StateDict state = scaler.state_dict().clone();
+    state.find("scale")->fill_(bad);
+    CHECK_THROWS_WITH(scaler.load_state_dict(state), Catch::Contains("GradScaler: the state's scale is"));
+    CHECK(scaler.get_scale() == 4);
+  }
 }
 
 TEST_CASE("several optimizers: only the one with an inf is skipped") {
