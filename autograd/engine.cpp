@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "halftone/autograd/node.h"
+#include "halftone/core/backend.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 
@@ -19,7 +20,7 @@ struct HashPlace {
 };
 Place place_of(const Edge& e) { return e.node ? Place{e.node.get(), e.output} : Place{e.leaf.get(), ~0u}; }
 
-class Run {
+class Run final : public Services {
  public:
   Run(const std::vector<Tensor>& outputs, bool create_graph, bool retain_graph)
       : create_graph_(create_graph), retain_graph_(retain_graph || create_graph) {
@@ -56,12 +57,15 @@ class Run {
   bool is_target(const Node& n) const;
   void deliver(const Edge& e, const Meta& expected, Tensor g, const char* from);
   void run_node(Node& n);
-  void enter_stream(Node& n);
+  void enter(Backend::Queue next);
   Tensor through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor g);
   void accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g);
-  bool may_absorb(Step& s, size_t i);
-  Tensor destination(Step& s, size_t i);
+  bool may_absorb(Step& s, size_t i) override;
+  Tensor destination(Step& s, size_t i) override;
   void deliver_to_leaf(const Edge& e, Tensor g);
+  bool is_claimed(const Edge& e) const;
+  void give_up_claims();
+  void fire_hooks();
   void take(const Edge& e, Leaf& leaf, Tensor g);
 
   bool create_graph_, retain_graph_, accumulate_ = true;
@@ -73,8 +77,9 @@ class Run {
     bool operator()(Node* a, Node* b) const { return a->sequence < b->sequence; }
   };
   std::priority_queue<Node*, std::vector<Node*>, Later> ready_;
-  std::vector<Leaf*> claimed_;
-  void* last_stream_ = nullptr;
+  std::vector<Leaf*> claimed_;    // of the node whose turn it is
+  std::vector<Tensor> complete_;  // leaves whose last contribution has come and whose hooks have not run
+  Backend::Queue last_{nullptr, 0};
 };
 
 thread_local Run* current = nullptr;
@@ -145,21 +150,18 @@ void Run::execute(const std::vector<Tensor>& seeds) {
   const ThreadState& state = thread_state();
   unsigned profile = state.layers & (1u << static_cast<int>(Layer::profile)), record = create_graph_ ? 1u << static_cast<int>(Layer::autograd) : 0u;
   LayerScope layers(static_cast<uint8_t>(profile | record));  // never autocast: backward runs in the dtypes that forward chose
-  void* caller_stream = last_stream_ = state.stream;
-  int caller_device = state.cuda_device;
+  last_ = {state.stream, state.cuda_device};
   struct Restore {
     Run& run;
-    void* stream;
-    int device;
+    Backend::Queue caller;
     ~Restore() {
-      thread_state().stream = stream;
-      thread_state().cuda_device = device;
-      for (Leaf* l : run.claimed_) {
-        std::lock_guard guard(l->lock);
-        l->claimed_by = nullptr;
+      try {
+        run.enter(caller);
+      } catch (const Error&) {  // the device is beyond use, and the error that says so is on its way
       }
+      run.give_up_claims();
     }
-  } restore{*this, caller_stream, caller_device};
+  } restore{*this, last_};
 
   for (size_t i = 0; i < roots_.size(); ++i) {
     // A root counts as one more edge, so that an output used by another output waits for it.
@@ -170,20 +172,23 @@ void Run::execute(const std::vector<Tensor>& seeds) {
     } else ++leaves_[roots_[i].leaf.get()].missing;
   }
   for (size_t i = 0; i < roots_.size(); ++i) deliver(roots_[i], seeds[i].meta(), seeds[i], "backward");
+  fire_hooks();
   while (!ready_.empty()) {
     Node* n = ready_.top();
     ready_.pop();
     run_node(*n);
   }
-  if (last_stream_ != caller_stream) backend(DeviceType::cuda).order(last_stream_, caller_stream);
+  enter(restore.caller);
   for (size_t i = 0; i < at_end.size(); ++i) at_end[i]();
 }
 
-void Run::enter_stream(Node& n) {
-  if (n.stream == last_stream_ && n.cuda_device == thread_state().cuda_device) return;
-  if (n.stream != last_stream_) backend(DeviceType::cuda).order(last_stream_, n.stream);
-  thread_state().stream = last_stream_ = n.stream;
-  thread_state().cuda_device = n.cuda_device;
+// Goes on in this queue, behind what the run has queued so far.
+void Run::enter(Backend::Queue next) {
+  if (next.stream == last_.stream && next.index == last_.index) return;
+  Backend::Queue before = std::exchange(last_, next);
+  thread_state().stream = next.stream;
+  thread_state().cuda_device = next.index;
+  backend(DeviceType::cuda).order(before, next);
 }
 
 void Run::run_node(Node& n) {
@@ -191,8 +196,8 @@ void Run::run_node(Node& n) {
   Waiting& w = nodes_[&n];
   bool any = false;
   for (auto& g : w.grads) any |= g.defined();
-  enter_stream(n);
-  Step step(n, std::move(w.grads), create_graph_);
+  enter({n.stream, n.cuda_device});
+  Step step{.node = n, .engine = *this, .grads = std::move(w.grads), .create_graph = create_graph_};
   for (uint32_t o = 0; o < step.grads.size(); ++o) {
     if (!step.grads[o].defined()) continue;
     for (auto& h : std::vector(n.hooks))
@@ -200,8 +205,6 @@ void Run::run_node(Node& n) {
     if (auto t = targets_.find({&n, o}); t != targets_.end()) t->second = step.grads[o];
   }
   for (auto& i : n.inputs) step.needs.push_back(wants(i.edge));
-  step.may_absorb = [this](Step& s, size_t i) { return may_absorb(s, i); };
-  step.destination = [this](Step& s, size_t i) { return destination(s, i); };
 
   Tensors grads;
   if (any && w.needed) {
@@ -211,14 +214,42 @@ void Run::run_node(Node& n) {
   }
   grads.resize(n.inputs.size());
   step.absorbed.resize(n.inputs.size());
-  for (size_t i = 0; i < n.inputs.size(); ++i) {
-    if (!step.needs[i]) continue;
-    auto& producer = step.absorbed[i];
-    auto& input = producer ? producer->inputs[0] : n.inputs[i];
-    deliver(input.edge, input.meta, std::move(grads[i]), n.name);
-    if (producer && !retain_graph_) producer->release();
-  }
+  // Buffers that a kernel has written are taken over before any hook runs, which may start a run of its own.
+  auto deliver_inputs = [&](bool claimed) {
+    for (size_t i = 0; i < n.inputs.size(); ++i) {
+      if (!step.needs[i]) continue;
+      auto& producer = step.absorbed[i];
+      auto& input = producer ? producer->inputs[0] : n.inputs[i];
+      if (is_claimed(input.edge) != claimed) continue;
+      deliver(input.edge, input.meta, std::move(grads[i]), n.name);
+      if (producer && !retain_graph_) producer->release();
+    }
+  };
+  if (!claimed_.empty()) deliver_inputs(true);
+  deliver_inputs(false);
+  give_up_claims();
   if (!retain_graph_ && w.needed) n.release();
+  fire_hooks();
+}
+
+bool Run::is_claimed(const Edge& e) const {
+  return e.leaf && !claimed_.empty() && std::find(claimed_.begin(), claimed_.end(), &meta_of(Tensor(e.leaf)).leaf()) != claimed_.end();
+}
+
+void Run::give_up_claims() {
+  for (Leaf* l : claimed_) {
+    std::lock_guard guard(l->lock);
+    if (l->claimed_by == this) l->claimed_by = nullptr;
+  }
+  claimed_.clear();
+}
+
+void Run::fire_hooks() {
+  for (size_t i = 0; i < complete_.size(); ++i) {
+    Tensor leaf = complete_[i];
+    for (auto& h : std::vector(meta_of(leaf).leaf().post_accumulate)) h.f(leaf);
+  }
+  complete_.clear();
 }
 
 // Hands a gradient to where an edge leads. An undefined one still counts as having come.
@@ -247,8 +278,7 @@ void Run::deliver_to_leaf(const Edge& e, Tensor g) {
   }
   if (--w.missing > 0) return;
   if (w.sum.defined()) take(e, leaf, through_hooks(leaf.hooks, std::move(w.sum)));
-  if (!accumulate_) return;
-  for (auto& h : std::vector(leaf.post_accumulate)) h.f(handle);
+  if (accumulate_ && !leaf.post_accumulate.empty()) complete_.push_back(handle);
 }
 
 void Run::take(const Edge& e, Leaf& leaf, Tensor g) {
@@ -281,6 +311,14 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
     Leaf& now = meta_of(Tensor(b)).leaf();
     bool same_buffer = !had_buffer || (now.buffer.defined() && now.buffer.storage() == buffer.lock());
     return same_buffer && (!reads || (now.empty == empty && (empty || now.stamp == scaled_by)));
+  });
+  log->undo.push_back([weak, before = leaf.buffer, empty = leaf.empty, stamp = leaf.stamp] {
+    if (auto b = weak.lock()) {
+      Leaf& l = meta_of(Tensor(b)).leaf();
+      l.buffer = before;
+      l.empty = empty;
+      l.stamp = stamp;
+    }
   });
   log->effects.push_back([weak, last = leaf.final_state] {
     if (auto b = weak.lock()) {

@@ -10,6 +10,8 @@ namespace {
 constexpr int autocast_bit = 1 << static_cast<int>(Layer::autocast);
 constexpr auto autocast_slot = static_cast<size_t>(Layer::autocast);
 
+}  // namespace
+
 class FunctionNode final : public Node {
  public:
   FunctionNode(const std::vector<Tensor>& x, std::span<const Tensor> y, std::shared_ptr<Context> ctx, detail::FunctionBackward f, FunctionCast cast,
@@ -35,11 +37,12 @@ class FunctionNode final : public Node {
     LayerScope layers(static_cast<uint8_t>(autocast_ ? state.layers | autocast_bit : state.layers));
     auto saved_slot = state.slot[autocast_slot];
     struct Restore {
-      std::shared_ptr<const void>& slot;
-      std::shared_ptr<const void> value;
+      std::shared_ptr<const LayerState>& slot;
+      std::shared_ptr<const LayerState> value;
       ~Restore() { slot = std::move(value); }
     } restore{state.slot[autocast_slot], std::move(saved_slot)};
     if (autocast_) state.slot[autocast_slot] = autocast_;
+    AttachedOutputs attached(*this, step.create_graph);
     std::vector<Tensor> g = backward_(*context_, step.grads);
     HT_CHECK(g.size() == inputs.size(), name, "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
     return Tensors(std::span<const Tensor>(g));
@@ -49,17 +52,41 @@ class FunctionNode final : public Node {
     context_->clear();
   }
 
+  // Forward saw its outputs before they had a history: what it saved of them is told apart here.
+  static void mark_outputs(Context& ctx, std::span<const Tensor> y) {
+    for (auto& w : ctx.watched_)
+      for (size_t k = 0; k < y.size(); ++k)
+        if (y[k].body() == w.tensor->body() && !w.tensor->requires_grad()) w.output = static_cast<int>(k);  // else an argument
+  }
+
  private:
+  // While it lives, saved outputs have their history, so that the backward of a backward finds its way. Not longer: the
+  // node would own itself.
+  class AttachedOutputs {
+   public:
+    AttachedOutputs(FunctionNode& node, bool on) : context_(*node.context_) {
+      if (!on) return;
+      for (auto& w : context_.watched_)
+        if (w.output >= 0) *w.tensor = reattach(node, static_cast<size_t>(w.output), *w.tensor);
+    }
+    ~AttachedOutputs() {
+      for (auto& w : context_.watched_) if (w.output >= 0) *w.tensor = w.tensor->detach();
+    }
+    AttachedOutputs(const AttachedOutputs&) = delete;
+
+   private:
+    Context& context_;
+  };
+
   std::shared_ptr<Context> context_;
   detail::FunctionBackward backward_;
-  std::shared_ptr<const void> autocast_;  // the region's state at the call, when backward is to run in it
+  std::shared_ptr<const LayerState> autocast_;  // the region's state at the call, when backward is to run in it
 };
 
-}  // namespace
-
 void Context::check() const {
-  for (auto& [t, version] : watched_)
-    HT_CHECK(t.version() == version, "Context::saved: a tensor ", t.meta(), " has been written since forward (version ", version, ", now ", t.version(), ")");
+  for (auto& w : watched_)
+    HT_CHECK(w.tensor->version() == w.version, "Context::saved: a tensor ", w.tensor->meta(), " has been written since forward (version ", w.version,
+             ", now ", w.tensor->version(), ")");
 }
 void Context::fail(bool has_value) {
   throw Error(has_value ? "Context::saved: the types asked for are not those given to save"
@@ -83,6 +110,7 @@ void attach_function(std::span<Tensor> y, const std::vector<Tensor>& x, std::sha
                      const char* name) {
   bool any = false;
   for (auto& t : x) any |= t.requires_grad();
+  FunctionNode::mark_outputs(*ctx, y);
   for (auto& t : y) t = t.detach();  // also where forward returned an argument, or saved what it returns
   if (!any || !recording()) return;
   auto node = std::make_shared<FunctionNode>(x, y, std::move(ctx), backward, cast, name);

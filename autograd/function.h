@@ -23,11 +23,13 @@ namespace halftone {
 // What forward leaves for backward.
 class HT_API Context {
  public:
+  Context() = default;
+  Context(const Context&) = delete;
   // Keeps any values. Tensors are checked when read: one that was written since forward is refused.
   template <class... T> void save(const T&... v) {
-    saved_ = std::tuple<kept_t<T>...>(v...);
+    auto& kept = saved_.emplace<std::tuple<kept_t<T>...>>(v...);
     watched_.clear();
-    (watch(v), ...);
+    std::apply([&](auto&... k) { (watch(k), ...); }, kept);
   }
   // The values, by the types given to save.
   template <class... T> const std::tuple<T...>& saved() const {
@@ -43,13 +45,19 @@ class HT_API Context {
 
  private:
   template <class T> using kept_t = std::conditional_t<std::derived_from<T, Tensor>, Tensor, T>;
-  template <class T> void watch(const T& v) {
-    if constexpr (std::derived_from<T, Tensor>) if (v.defined()) watched_.emplace_back(v, v.version());
+  template <class T> void watch(T& kept) {
+    if constexpr (std::same_as<T, Tensor>) if (kept.defined()) watched_.push_back({&kept, kept.version()});
   }
   void check() const;
   [[noreturn]] static void fail(bool has_value);
+  friend class FunctionNode;
+  struct Watched {
+    Tensor* tensor;  // inside saved_
+    uint64_t version;
+    int output = -1;  // which of the function's outputs it is
+  };
   std::any saved_;
-  std::vector<std::pair<Tensor, uint64_t>> watched_;
+  std::vector<Watched> watched_;
 };
 
 enum class FunctionCast : uint8_t { any, f32 };

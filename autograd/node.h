@@ -72,7 +72,7 @@ class Node : public std::enable_shared_from_this<Node> {
   explicit Node(const char* name);
   virtual ~Node();
   // One gradient per input, undefined where there is none.
-  virtual Tensors backward(class Step& step) = 0;
+  virtual Tensors backward(struct Step& step) = 0;
   // Drops what was saved; the node cannot run again.
   virtual void release();
 
@@ -94,18 +94,23 @@ class OpNode final : public Node {
   Attrs attrs;
 };
 
-// One node's turn in a run: what the engine offers it.
-class Step {
- public:
-  Step(Node& n, Tensors g, bool graph) : node(n), grads(std::move(g)), create_graph(graph) {}
+// One node's turn in a run.
+struct Step {
   Node& node;
+  class Services& engine;
   Tensors grads;
   bool create_graph;
-  SmallVector<bool, 4> needs;
-  SmallVector<std::shared_ptr<Node>, 4> absorbed;  // producers whose backward this node answers for
-  // Asks the engine; filled by it.
-  std::function<bool(Step&, size_t i)> may_absorb;
-  std::function<Tensor(Step&, size_t i)> destination;
+  SmallVector<bool, 4> needs = {};
+  SmallVector<std::shared_ptr<Node>, 4> absorbed = {};  // producers whose backward this node answers for
+};
+// What the engine offers a node in its turn.
+class Services {
+ public:
+  virtual bool may_absorb(Step&, size_t i) = 0;
+  virtual Tensor destination(Step&, size_t i) = 0;
+
+ protected:
+  ~Services() = default;
 };
 
 // Throws when a saved tensor has been written since.

@@ -56,7 +56,7 @@ class OpRule final : public Rule {
   bool needs(size_t i) const override { return step_.needs[i]; }
   size_t size() const override { return node_.inputs.size(); }
   const Producer* absorbed(size_t i) const override { return i < producers_.size() && producers_[i].op ? &producers_[i] : nullptr; }
-  Tensor destination(size_t i) const override { return step_.destination(step_, i); }
+  Tensor destination(size_t i) const override { return step_.engine.destination(step_, i); }
 
   // Lets the operator answer for producers of its inputs.
   void absorb() {
@@ -64,7 +64,7 @@ class OpRule final : public Rule {
     step_.absorbed.resize(node_.inputs.size());
     if (!node_.op.absorb) return;
     for (size_t i = 0; i < node_.inputs.size(); ++i) {
-      if (!step_.needs[i] || !step_.may_absorb(step_, i)) continue;
+      if (!step_.needs[i] || !step_.engine.may_absorb(step_, i)) continue;
       auto& p = static_cast<OpNode&>(*node_.inputs[i].edge.node);
       Producer producer{&p.op, p.attrs, p.inputs[0].meta};
       if (!node_.op.absorb(*this, i, producer)) continue;
@@ -85,7 +85,11 @@ class OpRule final : public Rule {
 uint64_t next_hook_id() { return hook_ids++; }
 
 Node::Node(const char* n) : name(n), sequence(sequences++), cuda_device(thread_state().cuda_device), stream(thread_state().stream) {}
-Node::~Node() { bury(std::move(inputs)); }
+Node::~Node() {
+  bool ends_here = true;  // nothing below dies with this node
+  for (auto& i : inputs) ends_here &= !i.edge.node && !(i.saved.defined() && i.saved.body()->autograd && i.saved.body()->autograd->node);
+  if (!ends_here) bury(std::move(inputs));
+}
 void Node::release() {
   released = true;
   for (auto& i : inputs) i.saved = {};

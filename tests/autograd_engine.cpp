@@ -269,6 +269,13 @@ TEST_CASE("writing in place: refused where it would lose a gradient, noticed whe
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("has been written since"));
 }
 
+TEST_CASE("a saved tensor that took over another's memory is noticed") {
+  Tensor w = leaf({1, 2}), x = leaf({3, 4});
+  Tensor y = (w * x).sum();
+  x.set_(leaf({5, 6}).detach());
+  CHECK_THROWS_WITH(y.backward(), Catch::Contains("was saved for backward and has been written since"));
+}
+
 TEST_CASE("a tensor used in many places gathers all its gradients") {
   Tensor x = leaf({1, 2, 3, 4});
   Tensor v = x.view({2, 2});
@@ -403,6 +410,24 @@ TEST_CASE("a post-accumulate hook fires once, after a leaf's last contribution")
   grad({(x * x).sum()}, {x});
   CHECK(at.size() == 1);
   CHECK_THROWS_WITH(register_post_accumulate_hook(y, [](const Tensor&) {}).remove(), "register_post_accumulate_hook: expected a leaf that requires a gradient");
+}
+
+TEST_CASE("a hook may start a run of its own on a leaf that the outer run is writing") {
+  Tensor w = ones({2, 3}, {.requires_grad = true}), b = zeros({2}, {.requires_grad = true}), x = ones({4, 3});
+  int nested = 0;
+  HookHandle handle = register_post_accumulate_hook(b, [&](const Tensor&) {
+    ++nested;
+    EnableGrad on;
+    (w * 10).sum().backward();
+  });
+  for (int round = 0; round < 2; ++round) {  // the second writes weight gradients into the buffers of the first
+    w.zero_grad();
+    b.zero_grad();
+    linear(x, w, b).sum().backward();
+    CHECK(of(w.grad()) == Floats(6, 14));
+    CHECK(of(b.grad()) == Floats(2, 4));
+  }
+  CHECK(nested == 2);
 }
 
 TEST_CASE("end-of-backward callbacks belong to a run, and to one that succeeds") {
@@ -557,6 +582,22 @@ struct InRegion : Function<InRegion> {
     return {gx, matmul(x.t(), g)};
   }
 };
+// Saves what it returns, and differentiates through it.
+struct Exponential : Function<Exponential> {
+  static Tensor forward(Context& ctx, const Tensor& x) {
+    Tensor y = x.exp();
+    ctx.save(y);
+    return y;
+  }
+  static std::vector<Tensor> backward(Context& ctx, const Tensor& g) { return {g * std::get<0>(ctx.saved<Tensor>())}; }
+};
+struct Reversed : Function<Reversed> {
+  static Tensor forward(Context& ctx, const Tensor& x) {
+    ctx.save(x);
+    return x;
+  }
+  static std::vector<Tensor> backward(Context& ctx, const Tensor& g) { return {g * square(std::get<0>(ctx.saved<Tensor>()))}; }
+};
 // Runs a whole backward of its own inside its backward.
 struct Recomputed : Function<Recomputed> {
   static Tensor inner(const Tensor& x) { return (x * x).exp(); }
@@ -618,6 +659,20 @@ TEST_CASE("a custom function is differentiated twice through its backward") {
   Tensor x = tensor({1.5, .5}, {.requires_grad = true});
   CHECK(gradcheck_report([](auto& in) { return std::vector{Scaled::apply(in[0].exp(), 3.0)}; }, {x}) == "");
   CHECK(gradgradcheck_report([](auto& in) { return std::vector{Scaled::apply(in[0].exp(), 3.0)}; }, {x}) == "");
+}
+
+TEST_CASE("a custom function that saved its output, or an argument that it returns, is differentiated twice") {
+  Tensor x = tensor({1.5, .5}, {.requires_grad = true});
+  CHECK(gradgradcheck_report([](auto& in) { return std::vector{Exponential::apply(in[0] * 2)}; }, {x}) == "");
+  Tensor y = Exponential::apply(x), g = grad({y.sum()}, {x}, {.create_graph = true})[0];
+  std::weak_ptr<Body> saved = y.body();
+  g = grad({g.sum()}, {x}, {.create_graph = true})[0];
+  CHECK(g.to_vector<double>() == x.exp().to_vector<double>());
+  y = g = {};
+  CHECK(saved.expired());  // the node does not own itself
+  // Its own rule says x squared, whatever it returned.
+  Tensor first = grad({Reversed::apply(x).sum()}, {x}, {.create_graph = true})[0];
+  CHECK(grad({first.sum()}, {x})[0].to_vector<double>() == (x * 2).to_vector<double>());
 }
 
 TEST_CASE("a custom function in f32, and one in its region's dtype") {
