@@ -15,7 +15,7 @@ constexpr auto slot_of_layer = static_cast<size_t>(Layer::autocast);
 const AutocastState& state() {
   static const AutocastState none;
   auto& slot = thread_state().slot[slot_of_layer];
-  return slot ? *static_cast<const AutocastState*>(slot.get()) : none;
+  return slot ? static_cast<const AutocastState&>(*slot) : none;
 }
 const Policy& policy_of(const AutocastState& s) { return s.policy ? *s.policy : default_policy(); }
 
@@ -36,14 +36,14 @@ Tensor current_copy(const Tensor& w, DType dtype) {
   if (auto* log = thread_state().capture) log->uses(w);
   if (!s) {
     if (thread_state().capture) return {};  // memory of a graph must not outlive it
-    shadows.add({dtype, ~uint64_t{0}, Tensor::empty(Meta(w.shape(), dtype, w.device()))});
-    s = shadows.find(dtype);
+    s = shadows.add(dtype, Tensor::empty(Meta(w.shape(), dtype, w.device())));
   }
   shadows.in_use = dtype;
   if (s->version != w.version()) {
     call_into(op::cast, {w.detach()}, Attrs::of(dtype), s->copy);
-    s->version = w.version();
+    s->wrote(w.version());
   }
+  s->await();
   return s->copy;
 }
 
@@ -81,6 +81,11 @@ Cast Policy::get(std::string_view op) const {
   return get(*def);
 }
 
+void Policy::append_key(std::vector<int64_t>& key) const {
+  key.push_back(static_cast<int64_t>(overrides_.size()));
+  for (auto& [op, cast] : overrides_) key.insert(key.end(), {reinterpret_cast<int64_t>(op), static_cast<int64_t>(cast)});
+}
+
 Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_of_layer]), saved_layers_(thread_state().layers) {
   HT_CHECK(!o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
   auto next = std::make_shared<AutocastState>(state());
@@ -107,6 +112,12 @@ Autocast::~Autocast() {
   unsigned bit = 1u << static_cast<int>(Layer::autocast);
   t.layers = static_cast<uint8_t>((t.layers & ~bit) | (saved_layers_ & bit));
   t.slot[slot_of_layer] = std::move(saved_);
+}
+
+void AutocastState::append_key(std::vector<int64_t>& key) const {
+  for (auto& d : device) key.insert(key.end(), {d.enabled, static_cast<int64_t>(d.dtype)});
+  key.insert(key.end(), {cache, strict});
+  policy_of(*this).append_key(key);
 }
 
 bool is_autocast_enabled(DeviceType type) { return thread_state().on(Layer::autocast) && state().device[static_cast<int>(type)].enabled; }

@@ -20,11 +20,13 @@ struct AutocastOptions {
 };
 
 // The state of a region, one per thread; workers get it with the thread's state.
-struct AutocastState {
+struct HT_API AutocastState final : LayerState {
   struct PerDevice { bool enabled = false; DType dtype = DType::f16; };
   PerDevice device[num_device_types] = {{false, DType::bf16}, {false, DType::f16}};
   bool cache = true, strict = false;
   std::shared_ptr<const Policy> policy;  // null: the default
+
+  void append_key(std::vector<int64_t>& key) const override;
 };
 
 // Enters a region on this thread until the end of its scope. Regions nest; what is not given is inherited.
@@ -36,7 +38,7 @@ class HT_API Autocast {
   Autocast(const Autocast&) = delete;
 
  private:
-  std::shared_ptr<const void> saved_;
+  std::shared_ptr<const LayerState> saved_;
   uint8_t saved_layers_;
 };
 

@@ -19,6 +19,9 @@ class HT_API Policy {
     return i == overrides_.end() ? op.cast : i->second;
   }
 
+  // Equal policies append the same words.
+  void append_key(std::vector<int64_t>& key) const;
+
  private:
   std::map<const OpDef*, Cast> overrides_;
 };

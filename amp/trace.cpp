@@ -10,13 +10,14 @@ namespace halftone {
 namespace amp {
 namespace {
 
-struct Collector {
+struct Collector final : LayerState {
+  explicit Collector(Trace* t) : trace(t) {}
   Trace* trace;
   const OpDef* left_alone = nullptr;  // the call that is on its way down
 };
 Collector* collector() {
   auto& slot = thread_state().slot[static_cast<size_t>(Layer::profile)];
-  return static_cast<Collector*>(const_cast<void*>(slot.get()));
+  return static_cast<Collector*>(const_cast<LayerState*>(slot.get()));
 }
 
 std::string describe(const std::vector<Meta>& metas) {
@@ -43,7 +44,7 @@ std::ostream& operator<<(std::ostream& os, const Trace& t) {
 }
 
 Tracing::Tracing(Trace& trace) : scope_(Layer::profile, true), saved_(thread_state().slot[static_cast<size_t>(Layer::profile)]) {
-  thread_state().slot[static_cast<size_t>(Layer::profile)] = std::make_shared<Collector>(Collector{&trace});
+  thread_state().slot[static_cast<size_t>(Layer::profile)] = std::make_shared<Collector>(&trace);
 }
 Tracing::~Tracing() { thread_state().slot[static_cast<size_t>(Layer::profile)] = std::move(saved_); }
 

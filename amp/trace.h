@@ -32,7 +32,7 @@ class HT_API Tracing {
 
  private:
   LayerScope scope_;
-  std::shared_ptr<const void> saved_;
+  std::shared_ptr<const LayerState> saved_;
 };
 template <class F> Trace trace(F&& f) {
   Trace t;

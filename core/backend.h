@@ -33,8 +33,10 @@ class HT_API Backend {
   // A block that kernels of this device write and the host reads without a copy or a wait.
   struct Mapped { Tensor device_side; const void* host_side; };
   virtual Mapped allocate_mapped(const Shape& shape, DType dtype, int index) = 0;
-  // Work queued on stream `after` from now on waits for what is queued on `before`; null is the device's own stream.
-  virtual void order(void* before, void* after) = 0;
+  // A stream of one of the devices; null is the device's own.
+  struct Queue { void* stream; int index; };
+  // Work queued on `after` from now on waits for what is queued on `before`.
+  virtual void order(Queue before, Queue after) = 0;
   virtual std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) = 0;
   virtual MemoryStats memory_stats(int index) const = 0;
   virtual void reset_peak_memory(int index) = 0;

@@ -19,28 +19,29 @@ constexpr unsigned char canary = 0xA5;
 MemoryChecks checks;
 std::atomic<int64_t> bytes_now{0}, bytes_peak{0}, overwritten{0};
 
-// A CPU block: where malloc put it, canaries, the data at a multiple of 64 bytes, canaries. Blocks always have room for both
-// canaries, so that checks may be switched at any time; they are compared only under `guard`.
+// A CPU block: a header, the data at a multiple of 64 bytes; under `guard`, canaries on both sides of the data.
 struct Block {
-  static constexpr size_t front = canary_bytes + sizeof(void*);
+  struct Header { void* base; bool guarded; };  // right before the data, or before the canaries
 
   static void* make(int64_t bytes) {
-    auto size = static_cast<size_t>(bytes);
-    auto* base = static_cast<unsigned char*>(std::malloc(front + canary_bytes + size + canary_bytes));
+    size_t size = static_cast<size_t>(bytes), room = checks.guard ? canary_bytes : 0;
+    size_t front = sizeof(Header) + canary_bytes + 63;  // the header, canaries or not, at a fixed place
+    auto* base = static_cast<unsigned char*>(std::malloc(front + size + room));
     if (!base) return nullptr;
-    auto* data = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(base) + front + 63) / 64 * 64);
-    std::memcpy(data - front, &base, sizeof base);
+    auto* data = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(base) + front) / 64 * 64);
+    new (header(data)) Header{base, checks.guard};
+    if (!checks.guard) return data;
     std::memset(data - canary_bytes, canary, canary_bytes);
     std::memset(data + size, canary, canary_bytes);
     return data;
   }
   static void free(void* pointer, int64_t bytes) {
     auto* data = static_cast<unsigned char*>(pointer);
-    if (checks.guard && !(intact(data - canary_bytes) && intact(data + bytes))) ++overwritten;
-    void* base;
-    std::memcpy(&base, data - front, sizeof base);
-    std::free(base);
+    Header h = *header(data);
+    if (h.guarded && !(intact(data - canary_bytes) && intact(data + bytes))) ++overwritten;
+    std::free(h.base);
   }
+  static Header* header(unsigned char* data) { return reinterpret_cast<Header*>(data - canary_bytes - sizeof(Header)); }
   static bool intact(const unsigned char* p) { return std::all_of(p, p + canary_bytes, [](unsigned char c) { return c == canary; }); }
 };
 
@@ -64,7 +65,7 @@ class Cpu final : public Backend {
   }
   void copy(void* to, Device, const void* from, Device, int64_t bytes) override { std::memmove(to, from, static_cast<size_t>(bytes)); }
   void synchronize(int) override {}
-  void order(void*, void*) override {}
+  void order(Queue, Queue) override {}
   Mapped allocate_mapped(const Shape& shape, DType dtype, int) override {
     Tensor t = Tensor::empty(Meta(shape, dtype, Device::cpu()));
     std::memset(t.raw_data(), 0, static_cast<size_t>(t.numel()) * size_of(dtype));
@@ -152,6 +153,19 @@ Shadows& Storage::shadows() {
 }
 void Storage::drop_shadows() { delete shadows_.exchange(nullptr); }
 
+void Shadows::Shadow::wrote(uint64_t v) {
+  version = v;
+  written_on = thread_state().stream;
+  awaited_on.clear();
+}
+void Shadows::Shadow::await() {
+  const ThreadState& state = thread_state();
+  Device device = copy.device();
+  if (state.stream == written_on || device.type == DeviceType::cpu || state.capture) return;  // a graph's launch awaits its copies
+  if (std::find(awaited_on.begin(), awaited_on.end(), state.stream) != awaited_on.end()) return;
+  backend(device.type).order({written_on, device.index}, {state.stream, device.index});
+  awaited_on.push_back(state.stream);
+}
 Shadows::Shadow* Shadows::find(DType dtype) {
   for (auto& s : all_) if (s.dtype == dtype) return &s;
   return nullptr;

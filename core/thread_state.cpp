@@ -12,6 +12,8 @@ uint64_t CaptureLog::next_serial() {
   return ++last;
 }
 
+LayerState::~LayerState() = default;
+
 ThreadState& thread_state() {
   thread_local ThreadState state;
   return state;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "halftone/core/device.h"
 
@@ -16,15 +17,22 @@ inline constexpr int num_layers = 3;
 class Generator;
 struct CaptureLog;
 
+// What a layer keeps for one thread.
+struct HT_API LayerState {
+  virtual ~LayerState();
+  // Appends what calls depend on: where two states append the same, one captured step may stand for the other.
+  virtual void append_key(std::vector<int64_t>&) const {}
+};
+
 struct ThreadState {
   uint8_t layers = 1u << static_cast<int>(Layer::autograd);
   bool forbid_sync = false;
   bool deterministic = true;
   int cuda_device = 0;
-  void* stream = nullptr;                                     // null: the device's own stream
-  CaptureLog* capture = nullptr;                              // set while a step is being captured
-  std::array<std::shared_ptr<const void>, num_layers> slot;   // each layer's own state, opaque here
-  std::shared_ptr<Generator> generator;                       // null: the process-wide one
+  void* stream = nullptr;                                          // null: the device's own stream
+  CaptureLog* capture = nullptr;                                   // set while a step is being captured
+  std::array<std::shared_ptr<const LayerState>, num_layers> slot;  // by layer, opaque here
+  std::shared_ptr<Generator> generator;                            // null: the process-wide one
 
   bool on(Layer l) const { return (layers >> static_cast<int>(l)) & 1u; }
 };
@@ -46,9 +54,11 @@ class HT_API InstallThreadState {
 // Sets this thread's layer byte for the guard's lifetime.
 class LayerScope {
  public:
-  [[nodiscard]] explicit LayerScope(uint8_t layers) : saved_(thread_state().layers) { thread_state().layers = layers; }
+  [[nodiscard]] explicit LayerScope(uint8_t layers) : LayerScope(thread_state(), layers) {}
   [[nodiscard]] LayerScope(Layer l, bool on) : LayerScope(with(l, on)) {}
-  ~LayerScope() { thread_state().layers = saved_; }
+  // `state` is this thread's.
+  [[nodiscard]] LayerScope(ThreadState& state, uint8_t layers) : state_(state), saved_(state.layers) { state.layers = layers; }
+  ~LayerScope() { state_.layers = saved_; }
   LayerScope(const LayerScope&) = delete;
 
  private:
@@ -56,6 +66,7 @@ class LayerScope {
     unsigned bit = 1u << static_cast<int>(l), now = thread_state().layers;
     return static_cast<uint8_t>(on ? now | bit : now & ~bit);
   }
+  ThreadState& state_;
   uint8_t saved_;
 };
 

@@ -60,8 +60,10 @@ class Cuda final : public Backend {
   int device_count() const override { return driver_devices().count; }
 
   void* allocate(int64_t bytes, int index) override {
-    DeviceGuard guard(index);
-    return allocator(index).allocate(static_cast<size_t>(bytes), stream(), PoolScope::current(index));
+    const ThreadState& s = thread_state();
+    DeviceState& state = device_state(index);
+    void* on = index == s.cuda_device && s.stream ? s.stream : state.stream;
+    return state.allocator.allocate(static_cast<size_t>(bytes), on, PoolScope::current(index));
   }
   void deallocate(void* data, int64_t, int index) noexcept override { allocator(index).free(data); }
 
@@ -93,10 +95,9 @@ class Cuda final : public Backend {
     throw_faults(index);
   }
 
-  void order(void* before, void* after) override {
-    int before_device = device_of_stream(before), after_device = device_of_stream(after);
-    auto handle = [](void* s, int index) { return s ? static_cast<cudaStream_t>(s) : device_state(index).stream; };
-    order_after(handle(after, after_device), after_device, handle(before, before_device), before_device);
+  void order(Queue before, Queue after) override {
+    auto handle = [](Queue q) { return q.stream ? static_cast<cudaStream_t>(q.stream) : device_state(q.index).stream; };
+    order_after(handle(after), after.index, handle(before), before.index);
   }
 
   Mapped allocate_mapped(const Shape& shape, DType dtype, int index) override {
@@ -109,13 +110,11 @@ class Cuda final : public Backend {
       check(cudaHostAlloc(&host, static_cast<size_t>(bytes), kind), "mapped memory");
     }
     std::memset(host, 0, static_cast<size_t>(bytes));
-    auto body = std::make_shared<Body>();
-    body->meta = Meta(shape, dtype, Device::cuda(index));
-    body->storage = Storage::borrow(host, bytes, Device::cuda(index), [](void* data) {
+    auto storage = Storage::borrow(host, bytes, Device::cuda(index), [](void* data) {
       RelaxedCapture relaxed;
       cudaFreeHost(data);
     });
-    return {Tensor(std::move(body)), host};
+    return {Tensor(Meta(shape, dtype, Device::cuda(index)), std::move(storage)), host};
   }
 
   std::unique_ptr<CapturePlan> make_capture(const CaptureOptions& options) override {

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "halftone/cuda/device_state.h"
+#include "halftone/cuda/matmul.h"
 #include "halftone/cuda/recording.h"
 #include "halftone/cuda/stream.h"
 
@@ -53,13 +54,6 @@ class CaptureScope {
   bool open_ = false;
 };
 
-Tensor over(std::shared_ptr<Storage> storage, const Meta& meta) {
-  auto body = std::make_shared<Body>();
-  body->meta = meta;
-  body->storage = std::move(storage);
-  return Tensor(std::move(body));
-}
-
 class Graph {
  public:
   // Records the step; nothing has run on the device when this returns.
@@ -80,6 +74,9 @@ class Graph {
 
   // Takes the inputs' values and runs the graph. Recording the step was the host's part of its first launch.
   Tensors launch(std::span<const Tensor> inputs, bool first) {
+    Backend::Queue here{thread_state().stream, inputs_.empty() ? device() : inputs_[0].device().index};
+    if (!first && here.stream != last_.stream) backend(DeviceType::cuda).order(last_, here);
+    last_ = here;
     if (!first) recording_.refresh();
     for (size_t i = 0; i < inputs.size(); ++i) feed(inputs[i], inputs_[i]);
     for (auto& weak : results_) if (auto s = weak.lock()) s->expire(overwritten);
@@ -143,7 +140,7 @@ class Graph {
         s = Storage::borrow(t.storage()->data(), t.storage()->bytes(), t.device(), [keep = t.storage()](void*) {});
         results_.push_back(s);
       }
-      all.push_back(over(s, t.meta()));
+      all.push_back(Tensor(t.meta(), s));
     }
     return all;
   }
@@ -154,6 +151,7 @@ class Graph {
   Tensors inputs_, outputs_;
   cudaGraphExec_t executable_ = nullptr;
   std::vector<std::weak_ptr<Storage>> results_;
+  Backend::Queue last_{nullptr, 0};  // where it was launched last: two launches share its memory
 };
 
 // One thread at a time calls a plan.
@@ -214,7 +212,11 @@ class GraphPlan final : public CapturePlan {
   // What decides, besides guards, which graph may stand for a call.
   static Key key(std::span<const Tensor> inputs) {
     const ThreadState& s = thread_state();
-    Key k{s.layers, s.deterministic};
+    Key k{s.layers, s.deterministic, tf32_allowed()};
+    for (auto& layer : s.slot) {
+      k.push_back(layer != nullptr);
+      if (layer) layer->append_key(k);
+    }
     for (auto& t : inputs) {
       auto type = static_cast<int64_t>(t.dtype()), place = static_cast<int64_t>(t.device().type);
       k.insert(k.end(), {type, place, t.device().index, t.rank()});

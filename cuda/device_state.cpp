@@ -24,16 +24,6 @@ FaultNames& fault_names() {
   return *names;
 }
 
-// Which device each stream of ours belongs to.
-struct StreamDevices {
-  std::mutex lock;
-  std::unordered_map<void*, int> devices;
-};
-StreamDevices& stream_devices() {
-  static auto* all = new StreamDevices;
-  return *all;
-}
-
 }  // namespace
 
 BoundDevice::BoundDevice(int index) {
@@ -199,30 +189,36 @@ void* workspace() {
   return block;
 }
 
-void enter_stream(int device, cudaStream_t stream) {
-  std::lock_guard guard(stream_devices().lock);
-  stream_devices().devices[stream] = device;
-}
-
-int device_of_stream(void* stream) {
-  std::lock_guard guard(stream_devices().lock);
-  auto found = stream_devices().devices.find(stream);
-  return found == stream_devices().devices.end() ? device() : found->second;
-}
-
-void forget_stream(int device, cudaStream_t stream) {
+cudaStream_t take_stream(int device) {
+  DeviceState& state = device_state(device);
   {
-    std::lock_guard guard(stream_devices().lock);
-    stream_devices().devices.erase(stream);
+    std::lock_guard guard(state.idle_lock);
+    if (!state.idle.empty()) {
+      cudaStream_t last = state.idle.back();
+      state.idle.pop_back();
+      return last;
+    }
   }
+  BoundDevice bound(device);
+  RelaxedCapture relaxed;
+  cudaStream_t made = nullptr;
+  check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
+  return made;
+}
+
+void give_back_stream(int device, cudaStream_t stream) {
   DeviceState& state = device_state(device);
   state.staging.forget(stream);
   state.allocator.adopt(stream, state.stream);
-  std::lock_guard guard(state.workspace_lock);
-  if (auto found = state.workspaces.find(stream); found != state.workspaces.end()) {
-    state.allocator.free(found->second);
-    state.workspaces.erase(found);
+  {
+    std::lock_guard guard(state.workspace_lock);
+    if (auto found = state.workspaces.find(stream); found != state.workspaces.end()) {
+      state.allocator.free(found->second);
+      state.workspaces.erase(found);
+    }
   }
+  std::lock_guard guard(state.idle_lock);
+  state.idle.push_back(stream);
 }
 
 FaultSite fault_site(const char* who) {

@@ -52,7 +52,7 @@ class Staging {
   void upload(void* to, const void* from, size_t bytes);
   // Copies and waits.
   void download(void* to, const void* from, size_t bytes);
-  // The stream has finished and is about to be destroyed.
+  // The stream has finished and is given back.
   void forget(cudaStream_t stream);
 
  private:
@@ -80,6 +80,8 @@ struct DeviceState {
   Allocator allocator;
   Staging staging;
   Fault* fault;  // pinned; one address on both sides
+  std::mutex idle_lock;
+  std::vector<cudaStream_t> idle;  // streams of ours that nobody has
   std::mutex workspace_lock;
   std::unordered_map<cudaStream_t, void*> workspaces;
 };
@@ -99,10 +101,9 @@ class PoolScope {
   static Allocator::Pool* current(int device);
 };
 
-// Streams of ours. One that is about to be destroyed has finished; what it used goes to the device's own stream.
-void enter_stream(int device, cudaStream_t stream);
-void forget_stream(int device, cudaStream_t stream);
-// Null is the current device's own; a stream that is not ours counts as one of the current device.
-int device_of_stream(void* stream);
+// Streams of ours. One that has finished is kept for the next who wants one, never destroyed: tapes and 16-bit copies may
+// still know it. What it used goes to the device's own stream.
+cudaStream_t take_stream(int device);
+void give_back_stream(int device, cudaStream_t stream);
 
 }  // namespace halftone::cuda

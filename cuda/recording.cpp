@@ -14,10 +14,7 @@ bool stays(const Tensor& t) {
 
 // The tensor that a 16-bit copy is of. Views have no copies: it is all of its storage.
 Tensor original(const std::shared_ptr<Storage>& storage, DType dtype, const Tensor& copy) {
-  auto body = std::make_shared<Body>();
-  body->meta = Meta(copy.shape(), dtype, copy.device());
-  body->storage = storage;
-  return Tensor(std::move(body));
+  return Tensor(Meta(copy.shape(), dtype, copy.device()), storage);
 }
 
 }  // namespace
@@ -52,6 +49,7 @@ bool Recording::writes(const Storage& s) const {
 }
 
 void Recording::finish() {
+  undo.clear();
   for (auto& [s, o] : outside_) {
     if (o.written) written_.push_back(o.storage);
     if (!o.storage->has_shadows()) continue;
@@ -72,6 +70,7 @@ void Recording::finish() {
 }
 
 void Recording::abandon() noexcept {
+  for (auto u = undo.rbegin(); u != undo.rend(); ++u) (*u)();
   for (auto& [s, o] : outside_)
     if (o.storage->has_shadows()) o.storage->drop_shadows();
 }
@@ -98,9 +97,11 @@ void Recording::refresh() const {
     Storage& whole = *c.whole.storage();
     std::lock_guard guard(whole.shadows().lock);
     auto* shadow = whole.shadows().find(c.copy.dtype());
-    if (shadow->version == whole.version()) continue;
-    call_into(op::cast, {c.whole}, Attrs::of(c.copy.dtype()), c.copy);
-    shadow->version = whole.version();
+    if (shadow->version != whole.version()) {
+      call_into(op::cast, {c.whole}, Attrs::of(c.copy.dtype()), c.copy);
+      shadow->wrote(whole.version());
+    }
+    shadow->await();
   }
 }
 
@@ -111,7 +112,7 @@ void Recording::replayed() const {
     Storage& whole = *c.whole.storage();
     std::lock_guard guard(whole.shadows().lock);
     if (auto* shadow = whole.shadows().find(c.copy.dtype()))
-      shadow->version = c.current_at_end ? whole.version() : whole.version() - 1;
+      shadow->wrote(c.current_at_end ? whole.version() : whole.version() - 1);
   }
   for (auto& effect : effects) effect();
 }

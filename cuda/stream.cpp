@@ -13,20 +13,15 @@ cudaEvent_t event(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
 Stream::Stream(int device) : device_(device) {
   backend(DeviceType::cuda);  // says clearly when there is none
-  BoundDevice bound(device);
-  cudaStream_t made = nullptr;
-  check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
-  handle_ = made;
-  enter_stream(device, made);
+  handle_ = take_stream(device);
 }
 
 Stream::~Stream() {
   auto mine = static_cast<cudaStream_t>(handle_);
   RelaxedCapture relaxed;
   cudaStreamSynchronize(mine);
-  forget_stream(device_, mine);
-  cudaStreamDestroy(mine);
   cudaGetLastError();
+  give_back_stream(device_, mine);
 }
 
 void Stream::wait(const Event& e) const {

@@ -16,12 +16,20 @@ DType state_dtype(const Tensor& p) { return p.dtype() == DType::f64 ? DType::f64
 
 // The parameter's 16-bit copy that the update should rewrite: the one in use. A copy that is stale already stays so and is
 // made anew when it is asked for: a skipped step would not rewrite it.
-Shadows::Shadow* live_shadow(const Tensor& p) {
-  if (!p.storage()->has_shadows()) return nullptr;
+Tensor current_shadow(const Tensor& p) {
+  if (!p.storage()->has_shadows()) return {};
   Shadows& shadows = p.storage()->shadows();
   std::lock_guard guard(shadows.lock);
   Shadows::Shadow* s = shadows.find(shadows.in_use);
-  return s && s->version == p.version() ? s : nullptr;
+  if (!s || s->version != p.version()) return {};
+  s->await();
+  return s->copy;
+}
+void note_rewritten(const Tensor& p, const Tensor& copy) {
+  Shadows& shadows = p.storage()->shadows();
+  std::lock_guard guard(shadows.lock);
+  Shadows::Shadow* s = shadows.find(copy.dtype());
+  if (s && s->copy.storage() == copy.storage()) s->wrote(p.version());
 }
 
 void follow(Tensor& state, const Tensor& like) {
@@ -47,10 +55,11 @@ void Optimizer::add_group(std::vector<Tensor> params, double lr) {
     for (auto& k : known) HT_CHECK(k.body() != params[i].body(), class_name_, ": parameter ", i, " ", params[i].meta(), " is given twice");
     known.push_back(params[i]);
   }
-  ParameterGroup& g = groups_.emplace_back();
+  ParameterGroup g;
   g.lr = full({}, lr, {.dtype = DType::f64, .device = params[0].device()});
   g.states.assign(state_names_.size(), std::vector<Tensor>(params.size()));
   g.params = std::move(params);
+  groups_.push_back(std::move(g));
 }
 
 std::vector<Tensor> Optimizer::parameters() const {
@@ -76,43 +85,49 @@ void Optimizer::step(const StepControls& controls) {
 
 void Optimizer::step_group(size_t g, const StepControls& controls) {
   ParameterGroup& group = groups_[g];
+  std::vector<Tensor> grads;
   for (size_t i = 0; i < group.params.size(); ++i) {
     auto& body = *group.params[i].body();
     HT_CHECK(!body.was_owned || body.owners > 0, class_name_, ": parameter ", i, " ", body.meta,
              " belongs to no module any more; it was replaced after this optimizer was made");
+    grads.push_back(group.params[i].grad());
   }
   follow(group.lr, group.params[0]);
-  group.cohorts = regroup(group);
+  regroup(group, grads);
   for (auto& c : group.cohorts)
-    if (group.params[c.members[0]].grad().defined()) step_cohort(g, c, controls);
+    if (grads[c.members[0]].defined()) step_cohort(g, c, grads, controls);
 }
 
 // Cohorts whose members all have a gradient now, or all have none. Newcomers start one together, at 0 steps.
-std::vector<Optimizer::Cohort> Optimizer::regroup(ParameterGroup& group) {
-  std::vector<Cohort> result;
+void Optimizer::regroup(ParameterGroup& group, const std::vector<Tensor>& grads) {
+  auto has_grad = [&](size_t i) { return grads[i].defined(); };
   std::vector<bool> known(group.params.size());
-  auto has_grad = [&](size_t i) { return group.params[i].grad().defined(); };
-  for (auto& c : group.cohorts) {
-    for (size_t i : c.members) known[i] = true;
-    auto split = std::stable_partition(c.members.begin(), c.members.end(), has_grad);
-    bool both = split != c.members.begin() && split != c.members.end();
-    std::vector<size_t> without(split, c.members.end());
-    if (both) {
-      c.members.erase(split, c.members.end());
-      result.push_back({c.steps.clone(), std::move(without)});
+  bool mixed = false;
+  for (auto& c : group.cohorts)
+    for (size_t i : c.members) {
+      known[i] = true;
+      mixed |= has_grad(i) != has_grad(c.members[0]);
     }
-    result.push_back(std::move(c));
-  }
   Cohort fresh;
   for (size_t i = 0; i < known.size(); ++i) if (!known[i] && has_grad(i)) fresh.members.push_back(i);
+  if (!mixed && fresh.members.empty()) return;
+
+  std::vector<Cohort> result;
+  for (auto& c : group.cohorts) {
+    std::vector<size_t> with, without;
+    for (size_t i : c.members) (has_grad(i) ? with : without).push_back(i);
+    bool split = !with.empty() && !without.empty();
+    if (!with.empty()) result.push_back({c.steps, std::move(with)});
+    if (!without.empty()) result.push_back({split ? c.steps.clone() : c.steps, std::move(without)});
+  }
   if (!fresh.members.empty()) {
     fresh.steps = zeros({}, {.dtype = DType::i64, .device = group.params[fresh.members[0]].device()});
     result.push_back(std::move(fresh));
   }
-  return result;
+  group.cohorts = std::move(result);
 }
 
-void Optimizer::step_cohort(size_t g, Cohort& cohort, const StepControls& controls) {
+void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>& grads, const StepControls& controls) {
   ParameterGroup& group = groups_[g];
   auto n = cohort.members.size();
   size_t kinds = state_names_.size();
@@ -120,12 +135,11 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const StepControls& contro
   Tensors in{group.lr, cohort.steps, controls.grad_scale, controls.found_inf};
   in.resize(update::lists_at + n * (3 + kinds));
   auto slot = [&](size_t list, size_t k) -> Tensor& { return in[update::lists_at + list * n + k]; };
-  std::vector<Shadows::Shadow*> shadows(n);
   for (size_t k = 0; k < n; ++k) {
     size_t i = cohort.members[k];
     const Tensor& p = group.params[i];
     slot(0, k) = p.detach();
-    slot(1, k) = p.grad();
+    slot(1, k) = grads[i];
     for (size_t s = 0; s < kinds; ++s) {
       if (!uses_state(g, s)) continue;
       Tensor& state = group.states[s][i];
@@ -133,12 +147,14 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const StepControls& contro
       follow(state, p);
       slot(2 + s, k) = state;
     }
-    shadows[k] = live_shadow(p);
-    if (shadows[k]) slot(2 + kinds, k) = shadows[k]->copy;
+    slot(2 + kinds, k) = current_shadow(p);
   }
-  call_all(op(), std::move(in), attrs(g, static_cast<int>(n)));
-  for (size_t k = 0; k < n; ++k)
-    if (shadows[k]) shadows[k]->version = group.params[cohort.members[k]].version();
+  Call call{.op = &op(), .in = std::move(in), .attrs = attrs(g, static_cast<int>(n)), .out = {}};
+  dispatch(call);
+  for (size_t k = 0; k < n; ++k) {
+    const Tensor& copy = call.in[update::lists_at + (2 + kinds) * n + k];
+    if (copy.defined()) note_rewritten(group.params[cohort.members[k]], copy);
+  }
 }
 
 StateDict Optimizer::state_dict() const {

@@ -70,8 +70,8 @@ class HT_API Optimizer {
 
  private:
   void step_group(size_t g, const StepControls& controls);
-  void step_cohort(size_t g, Cohort& cohort, const StepControls& controls);
-  std::vector<Cohort> regroup(ParameterGroup& group);
+  void step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>& grads, const StepControls& controls);
+  void regroup(ParameterGroup& group, const std::vector<Tensor>& grads);
 
   std::unique_ptr<int> id_ = std::make_unique<int>(0);
   const char* class_name_;

@@ -477,6 +477,158 @@ TEST_CASE("a step that cannot be captured says what it did, and everything goes 
   CHECK(f.replays() > 0);
 }
 
+TEST_CASE("a step that could not be captured leaves gradients, scaler and optimizer as they were") {
+  NEEDS_GPUS(1);
+  Net net(24);
+  optim::AdamW opt(net.parameters(), {.lr = 1e-2});
+  amp::GradScaler scaler({.init_scale = 1024});
+  bool ask = false;
+  auto step = capture([&](const Tensor& x) {
+    opt.zero_grad();
+    Tensor loss;
+    { amp::Autocast region;
+      loss = square(net(x)).mean(); }
+    scaler.scale(loss).backward();
+    scaler.step(opt);
+    if (ask) loss.item();
+    scaler.update();
+    return loss;
+  });
+  Tensor x = randn({16, 8}).to(gpu);
+  step(x);
+  step(x);
+  std::vector<Tensor> before;
+  for (auto& p : net.parameters()) before.insert(before.end(), {p.detach().clone(), p.grad().clone()});
+  ask = true;
+  CHECK_THROWS_WITH(step(x), Contains("item: waits for the device"));
+  ask = false;
+  std::vector<Tensor> after;
+  for (auto& p : net.parameters()) after.insert(after.end(), {p.detach(), p.grad()});
+  check_same(before, after);
+  for (int i = 0; i < 3; ++i) step(x);
+  CHECK(step.replays() == 3);
+}
+
+TEST_CASE("a scaler may be updated outside the captured step") {
+  NEEDS_GPUS(1);
+  auto train = [](bool captured, bool outside) {
+    Net net(25);
+    optim::SGD opt(net.parameters(), {.lr = 1e-2});
+    amp::GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
+    Tensor factor = ones({}, {.device = gpu});
+    auto step = [&](const Tensor& x) {
+      opt.zero_grad();
+      Tensor loss;
+      { amp::Autocast region;
+        loss = square(net(x)).mean(); }
+      scaler.scale(loss * factor).backward();
+      scaler.step(opt);
+      if (!outside) scaler.update();
+    };
+    auto replayed = capture(step);
+    std::vector<Tensor> results;
+    for (int i = 0; i < 20; ++i) {
+      factor.fill_(i % 7 == 5 ? std::numeric_limits<float>::infinity() : 1.f);
+      Tensor x = randn({16, 8}).to(gpu);
+      captured ? replayed(x) : step(x);
+      if (outside) scaler.update();
+      results.push_back(scaler.scale_tensor().clone());
+    }
+    if (captured) CHECK(replayed.replays() == 18);
+    CHECK(scaler.skipped_steps() == 3);
+    for (auto& p : net.parameters()) results.push_back(p.detach());
+    return results;
+  };
+  auto expected = train(false, false);
+  check_same(train(true, true), expected);
+  check_same(train(true, false), expected);
+}
+
+TEST_CASE("replays that skip too often in a row are an error") {
+  NEEDS_GPUS(1);
+  Net net(26);
+  optim::SGD opt(net.parameters(), {.lr = 1e-2});
+  amp::GradScaler scaler({.init_scale = 1024, .max_consecutive_skips = 4});
+  auto step = capture([&](const Tensor& x) {
+    opt.zero_grad();
+    scaler.scale(net(x).mean()).backward();
+    scaler.step(opt);
+    scaler.update();
+  });
+  Tensor bad = full({16, 8}, std::numeric_limits<float>::infinity(), {.device = gpu});
+  for (int i = 0; i < 5; ++i) step(bad);
+  CHECK(step.replays() == 3);
+  cuda_backend().synchronize(0);
+  CHECK_THROWS_WITH(step(bad), Contains("5 steps in a row were skipped"));
+}
+
+TEST_CASE("a captured function follows the region and the switches around it") {
+  NEEDS_GPUS(1);
+  Net net(27);
+  auto f = capture([&](const Tensor& x) {
+    NoGrad off;
+    return net(x).to(DType::f64);
+  });
+  Tensor x = randn({16, 8}).to(gpu);
+  amp::Policy wide;
+  wide.set("linear", Cast::full);
+  for (int round = 0; round < 4; ++round)
+    for (auto o : {amp::AutocastOptions{.dtype = DType::f16}, {.dtype = DType::bf16}, {.policy = wide}, {.enabled = false}}) {
+      amp::Autocast region(o);
+      NoGrad off;
+      CHECK(values(f(x)) == values(net(x).to(DType::f64)));
+    }
+  CHECK(f.replays() == 8);
+}
+
+TEST_CASE("16-bit copies and captured steps keep their order across streams") {
+  NEEDS_GPUS(1);
+  cuda::Stream side(0);
+  auto busy = [] {  // keeps a stream at work for some milliseconds
+    Tensor m = ones({4096, 4096}, {.device = gpu});
+    for (int i = 0; i < 8; ++i) m = matmul(m, m) * 0.f;
+    return m;
+  };
+  Tensor x = ones({64, 512}, {.device = gpu});
+  for (int round = 0; round < 3; ++round) {
+    Tensor w = full({256, 512}, 1 + round, {.device = gpu, .requires_grad = true});
+    cuda_backend().synchronize(0);
+    NoGrad off;
+    amp::Autocast region;
+    {
+      cuda::StreamGuard on(side);
+      busy();
+      linear(x, w);  // makes the copy, some time from now
+    }
+    CHECK(values(linear(x, w))[0] == 512 * (1 + round));
+  }
+  Tensor total = zeros({512, 512}, {.device = gpu});
+  auto step = capture([&](const Tensor& t) { total.add_(matmul(t, t)); }, {.warmup = 1});
+  Tensor t = full({512, 512}, 0.5, {.device = gpu});
+  step(t);
+  step(t);
+  cuda_backend().synchronize(0);
+  for (int i = 0; i < 10; ++i) {
+    std::optional<cuda::StreamGuard> on;
+    if (i % 2 == 0) on.emplace(side);
+    step(t);
+  }
+  cuda_backend().synchronize(0);
+  CHECK(values(total)[0] == 12 * 128.0);
+}
+
+TEST_CASE("backward runs on streams that are gone, and in order where devices alternate") {
+  NEEDS_GPUS(1);
+  Tensor w = ones({64, 64}, {.device = gpu, .requires_grad = true}), loss;
+  {
+    cuda::Stream side(0);
+    cuda::StreamGuard on(side);
+    loss = (w * 3).sum();
+  }
+  loss.backward();
+  CHECK(values(w.grad())[0] == 3);
+}
+
 TEST_CASE("what a captured step may not do is refused by name") {
   NEEDS_GPUS(1);
   Tensor x = ones({3}, {.device = gpu});
