@@ -40,14 +40,6 @@ Device common_device(const Call& c) {
   return first->device();
 }
 
-Tensor view_of(const Tensor& base, const Meta& m) {
-  auto body = std::make_shared<Body>();
-  body->meta = m;
-  body->storage = base.storage();
-  body->is_view = true;
-  return Tensor(std::move(body));
-}
-
 void check_given(const OpDef& op, const Tensors& out, const Metas& metas) {
   for (size_t i = 0; i < out.size(); ++i) {
     const Meta& m = out[i].meta();
@@ -68,7 +60,7 @@ Tensors launch(Call& c) {
   const OpDef& op = *c.op;
   Device device = common_device(c);
   Metas metas = op.infer(c);
-  if (op.view) return {view_of(c.in[0], metas[0])};
+  if (op.view) return {Tensor(metas[0], c.in[0].storage(), true)};
 
   auto type = static_cast<size_t>(device.type);
   Kernel kernel = op.kernel[type];
@@ -80,7 +72,7 @@ Tensors launch(Call& c) {
   if (out.empty()) {
     size_t n = metas.size() - (c.recording ? 0 : static_cast<size_t>(op.aux));
     out.reserve(n);
-    for (size_t i = 0; i < n; ++i) out.push_back(Tensor::empty(metas[i]));
+    for (size_t i = 0; i < n; ++i) out.push_back(Tensor::allocate(metas[i]));
   } else {
     check_given(op, out, metas);
     for (auto& t : out) t.bump_version();
@@ -102,7 +94,7 @@ Tensors dispatch(Call& c) {
   ThreadState& state = thread_state();
   if (unsigned live = state.layers) {
     int top = std::bit_width(live) - 1;
-    LayerScope below(static_cast<uint8_t>(live & ((1u << top) - 1u)));
+    LayerScope below(state, static_cast<uint8_t>(live & ((1u << top) - 1u)));
     return layer_table[top](c);
   }
   return launch(c);

@@ -1,10 +1,20 @@
 // Generators: seeds, and their state on each device.
 #include "halftone/core/random.h"
 
+#include <map>
+#include <mutex>
+
 #include "halftone/core/backend.h"
 #include "halftone/core/thread_state.h"
 
 namespace halftone {
+
+struct Generator::States {
+  mutable std::mutex lock;
+  uint64_t seed;
+  std::map<std::pair<int, int>, Tensor> of_device;
+};
+
 namespace {
 
 void write_state(const Tensor& t, uint64_t seed) {
@@ -20,19 +30,26 @@ const std::shared_ptr<Generator>& process_generator() {
 
 }  // namespace
 
+Generator::Generator(uint64_t seed) : states_(new States{.lock = {}, .seed = seed, .of_device = {}}) {}
+Generator::~Generator() = default;
+
 void Generator::seed(uint64_t seed) {
-  std::lock_guard guard(lock_);
-  seed_ = seed;
-  for (auto& [device, state] : states_) write_state(state, seed);
+  std::lock_guard guard(states_->lock);
+  states_->seed = seed;
+  for (auto& [device, state] : states_->of_device) write_state(state, seed);
+}
+uint64_t Generator::seed() const {
+  std::lock_guard guard(states_->lock);
+  return states_->seed;
 }
 
 Tensor Generator::state(Device device) {
-  std::lock_guard guard(lock_);
-  Tensor& t = states_[{static_cast<int>(device.type), device.index}];
+  std::lock_guard guard(states_->lock);
+  Tensor& t = states_->of_device[{static_cast<int>(device.type), device.index}];
   if (!t.defined()) {
     HT_CHECK(!thread_state().capture, "random: draw from this generator once before the step is captured");
     t = Tensor::empty(Meta({2}, DType::i64, device));
-    write_state(t, seed_);
+    write_state(t, states_->seed);
   }
   return t;
 }

@@ -2,8 +2,7 @@
 // Random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Element i of
 // a draw is a pure function of (seed, offset, i), so every backend gives the same values and any layout may be parallel.
 #include <cstdint>
-#include <map>
-#include <mutex>
+#include <memory>
 
 #include "halftone/core/hd.h"
 #include "halftone/core/tensor.h"
@@ -34,15 +33,15 @@ HT_HD inline float uniform01(uint32_t bits) { return static_cast<float>(bits >> 
 // Drawing n numbers advances that device's offset by ceil(n / 4).
 class HT_API Generator {
  public:
-  explicit Generator(uint64_t seed) : seed_(seed) {}
+  explicit Generator(uint64_t seed);
+  ~Generator();
   void seed(uint64_t seed);
-  uint64_t seed() const { return seed_; }
+  uint64_t seed() const;
   Tensor state(Device device);
 
  private:
-  std::mutex lock_;
-  uint64_t seed_;
-  std::map<std::pair<int, int>, Tensor> states_;
+  struct States;
+  std::unique_ptr<States> states_;
 };
 // This thread's generator.
 HT_API Generator& generator();

@@ -8,16 +8,7 @@
 
 namespace halftone {
 
-int64_t checked_mul(int64_t a, int64_t b) {
-  int64_t r;
-  HT_CHECK(!__builtin_mul_overflow(a, b, &r), "size ", a, " * ", b, " does not fit 64 bits");
-  return r;
-}
-int64_t checked_add(int64_t a, int64_t b) {
-  int64_t r;
-  HT_CHECK(!__builtin_add_overflow(a, b, &r), "size ", a, " + ", b, " does not fit 64 bits");
-  return r;
-}
+void refuse_overflow(const char* what, int64_t a, int64_t b) { throw Error(text::cat("size ", a, what, b, " does not fit 64 bits")); }
 
 void Shape::insert(int at, int64_t d) {
   push_back(d);
@@ -27,26 +18,11 @@ void Shape::erase(int at) {
   std::move(dims_.begin() + at + 1, dims_.begin() + rank_, dims_.begin() + at);
   dims_[static_cast<size_t>(--rank_)] = 0;
 }
-int64_t Shape::numel() const {
-  int64_t n = 1;
-  bool empty = false;
-  for (auto d : *this) {
-    empty |= d == 0;
-    if (d != 0) n = checked_mul(n, d);  // a 0 hides no size that does not fit
-  }
-  return empty ? 0 : n;
-}
 
 std::string str(const Shape& s) {
   std::string r = "[";
   for (auto d : s) r += (r.size() > 1 ? ", " : "") + std::to_string(d);
   return r + "]";
-}
-
-Strides contiguous_strides(const Shape& s) {
-  Strides r = Shape::filled(s.rank(), 1);
-  for (size_t i = s.size(); i-- > 1;) r[i - 1] = checked_mul(r[i], std::max<int64_t>(s[i], 1));
-  return r;
 }
 
 Shape broadcast(std::string_view op, const Shape& a, const Shape& b) {

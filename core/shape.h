@@ -33,8 +33,17 @@ struct Size2 {
 };
 
 // Products and sums of sizes; throw Error when the result leaves 64 bits.
-HT_API int64_t checked_mul(int64_t a, int64_t b);
-HT_API int64_t checked_add(int64_t a, int64_t b);
+[[noreturn]] HT_API void refuse_overflow(const char* what, int64_t a, int64_t b);
+constexpr int64_t checked_mul(int64_t a, int64_t b) {
+  int64_t r = 0;
+  if (__builtin_mul_overflow(a, b, &r)) refuse_overflow(" * ", a, b);
+  return r;
+}
+constexpr int64_t checked_add(int64_t a, int64_t b) {
+  int64_t r = 0;
+  if (__builtin_add_overflow(a, b, &r)) refuse_overflow(" + ", a, b);
+  return r;
+}
 
 inline constexpr int max_rank = 8;
 
@@ -65,7 +74,15 @@ class Shape {
   }
   HT_API void insert(int at, int64_t d);
   HT_API void erase(int at);
-  HT_API int64_t numel() const;  // the product, checked
+  constexpr int64_t numel() const {  // the product, checked
+    int64_t n = 1;
+    bool empty = false;
+    for (size_t i = 0; i < size(); ++i) {
+      if (dims_[i] == 0) empty = true;  // hides no size that does not fit
+      else n = checked_mul(n, dims_[i]);
+    }
+    return empty ? 0 : n;
+  }
   constexpr bool operator==(const Shape& o) const {
     if (rank_ != o.rank_) return false;
     for (size_t i = 0; i < size(); ++i) if (dims_[i] != o.dims_[i]) return false;
@@ -79,7 +96,13 @@ class Shape {
 using Strides = Shape;  // in elements
 
 HT_API std::string str(const Shape& s);                       // "[2, 3]"
-HT_API Strides contiguous_strides(const Shape& s);            // row-major
+// Row-major strides.
+inline Strides contiguous_strides(const Shape& s) {
+  Strides strides = s;
+  for (size_t i = s.size(); i-- > 0;)
+    strides[i] = i + 1 == s.size() ? 1 : checked_mul(strides[i + 1], s[i + 1] == 0 ? 1 : s[i + 1]);
+  return strides;
+}
 // The shape both broadcast to, as in NumPy; `op` and both shapes are in the error.
 HT_API Shape broadcast(std::string_view op, const Shape& a, const Shape& b);
 // `dim` counted from the front; negative counts from the back. Throws naming `op` when out of range.

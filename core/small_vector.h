@@ -42,9 +42,11 @@ template <class T, size_t N> class SmallVector {
   operator std::span<T>() { return {data_, size_}; }
   operator std::span<const T>() const { return {data_, size_}; }
 
-  void push_back(T v) { emplace_back(std::move(v)); }
+  // `v` may be one of this vector's own: it is taken before they move.
+  void push_back(const T& v) { full() ? emplace_back(T(v)) : emplace_back(v); }
+  void push_back(T&& v) { full() ? emplace_back(T(std::move(v))) : emplace_back(std::move(v)); }
   template <class... A> T& emplace_back(A&&... a) {
-    if (size_ == capacity_) grow(capacity_ * 2);
+    if (full()) grow(capacity_ * 2);
     T* at = std::construct_at(data_ + size_, std::forward<A>(a)...);
     ++size_;
     return *at;
@@ -63,6 +65,7 @@ template <class T, size_t N> class SmallVector {
 
  private:
   T* inline_data() { return reinterpret_cast<T*>(inline_); }
+  bool full() const { return size_ == capacity_; }
   bool on_heap() { return data_ != inline_data(); }
   void grow(size_t n) {
     T* bigger = static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(alignof(T))));

@@ -31,6 +31,10 @@ class HT_API Storage {
   bool carved() const { return carved_; }
   uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  // Lifts it to `least` where it is lower.
+  void raise_version(uint64_t least) {
+    if (version() < least) version_.store(least, std::memory_order_relaxed);
+  }
 
   // The bytes are about to hold something else, and not for this storage's tensors: from now on reading them throws `why`,
   // a text that lives for ever. Null while they are good.

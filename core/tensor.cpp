@@ -33,13 +33,10 @@ bool Meta::contiguous() const {
 
 std::string str(const Meta& m) { return text::cat(m.shape, " (", m.dtype, ")"); }
 
-Tensor Tensor::empty(const Meta& meta) {
+Tensor Tensor::allocate(const Meta& meta) {
   for (auto d : meta.shape) HT_CHECK(d >= 0, "a tensor's sizes must be 0 or more, got ", meta.shape);
-  auto body = std::make_shared<Body>();
-  body->meta = Meta(meta.shape, meta.dtype, meta.device);
   int64_t bytes = checked_mul(meta.shape.numel(), static_cast<int64_t>(size_of(meta.dtype)));
-  body->storage = Storage::allocate(bytes, meta.device);
-  return Tensor(std::move(body));
+  return Tensor(meta, Storage::allocate(bytes, meta.device));
 }
 
 int64_t Tensor::size(int64_t dim) const {
@@ -64,11 +61,7 @@ void* Tensor::data_of(DType expected) const {
 
 Tensor Tensor::detach() const {
   if (!defined()) return {};
-  auto body = std::make_shared<Body>();
-  body->meta = meta();
-  body->storage = storage();
-  body->is_view = body_->is_view;
-  return Tensor(std::move(body));
+  return Tensor(meta(), storage(), body_->is_view);
 }
 
 Tensor Tensor::as_strided(const Shape& shape, const Strides& strides, int64_t offset) const {
@@ -92,15 +85,14 @@ Tensor Tensor::carve(int64_t offset, const Shape& shape) const {
   auto width = static_cast<int64_t>(size_of(dtype()));
   HT_CHECK(offset >= 0 && checked_add(offset, shape.numel()) <= numel(), "carve: elements ", offset, " to ", offset + shape.numel(),
            " leave a tensor of ", numel());
-  auto body = std::make_shared<Body>();
-  body->meta = Meta(shape, dtype(), device());
-  body->storage = Storage::carve(storage(), checked_mul(meta().offset + offset, width), checked_mul(shape.numel(), width));
-  return Tensor(std::move(body));
+  return Tensor(Meta(shape, dtype(), device()),
+                Storage::carve(storage(), checked_mul(meta().offset + offset, width), checked_mul(shape.numel(), width)));
 }
 
 void Tensor::set_(const Tensor& value) const {
   HT_CHECK(defined() && value.defined(), "set_: both tensors must be defined");
   storage()->drop_shadows();
+  value.storage()->raise_version(version() + 1);  // what a tape saved of this body has changed
   body_->meta = value.meta();
   body_->storage = value.storage();
   body_->is_view = value.body_->is_view;

@@ -39,8 +39,10 @@ struct Body {
   std::shared_ptr<Storage> storage;
   std::shared_ptr<AutogradMeta> autograd;
   bool requires_grad = false, is_view = false;
-  int owners = 0;          // how many nn::Parameter and nn::Buffer slots hold this body
   bool was_owned = false;
+  int owners = 0;  // how many nn::Parameter and nn::Buffer slots hold this body
+
+  Body(const Meta& m, std::shared_ptr<Storage> s, bool view = false) : meta(m), storage(std::move(s)), is_view(view) {}
 };
 
 // How to make a tensor. Order of fields: dtype, device, requires_grad.
@@ -57,8 +59,12 @@ class HT_API Tensor {
  public:
   Tensor() = default;
   explicit Tensor(std::shared_ptr<Body> body) : body_(std::move(body)) {}
+  Tensor(const Meta& meta, std::shared_ptr<Storage> storage, bool is_view = false)
+      : body_(std::make_shared<Body>(meta, std::move(storage), is_view)) {}
   // Uninitialised memory of this shape, dtype and device, contiguous.
-  static Tensor empty(const Meta& meta);
+  static Tensor empty(const Meta& meta) { return allocate(Meta(meta.shape, meta.dtype, meta.device)); }
+  // As empty, with meta's strides, which must leave no gaps and no elements that share memory: those of a permutation.
+  static Tensor allocate(const Meta& meta);
 
   // ---- what it is (core)
   bool defined() const { return body_ != nullptr; }

@@ -158,13 +158,10 @@ template <class Y, class... X, class F>
 void map(const char* name, const F& f, const Shape& shape, const std::array<Place, 1 + sizeof...(X)>& places) {
   constexpr size_t N = 1 + sizeof...(X);
   if (shape.numel() == 0) return;
-  std::array<Strides, N> strides;
   std::array<char*, N> data;
-  for (size_t k = 0; k < N; ++k) {
-    strides[k] = places[k].strides;
-    data[k] = static_cast<char*>(places[k].data);
-  }
-  detail::launch_map<Y, X...>(name, f, Rows<N>(shape, strides), data, std::index_sequence_for<X...>());
+  for (size_t k = 0; k < N; ++k) data[k] = static_cast<char*>(places[k].data);
+  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(shape, {places[K].strides...}); };
+  detail::launch_map<Y, X...>(name, f, rows(std::make_index_sequence<N>()), data, std::index_sequence_for<X...>());
 }
 
 // ---- the families

@@ -43,7 +43,7 @@ DeviceGuard::DeviceGuard(int index)
   ThreadState& s = thread_state();
   HT_CHECK(index == s.cuda_device || !s.capture, "capture: a captured step runs on one device; this one runs on cuda:",
            s.cuda_device, " and now asks for cuda:", index);
-  bind(index);
+  if (index != outer_) bind(index);
   guarded_device() = index;
   if (index == s.cuda_device) return;
   s.cuda_device = index;

@@ -184,15 +184,13 @@ template <int N> Lines<N> lines_of(const std::array<const Tensor*, N>& t, int di
   Lines<N> lines;
   lines.length = scalar ? 1 : rest[d];
   if (!scalar) rest[d] = 1;
-  std::array<Strides, N> strides;
   lines.packed = true;
   for (size_t k = 0; k < N; ++k) {
-    strides[k] = t[k]->strides();
-    lines.step[k] = scalar || lines.length == 1 ? 1 : strides[k][d];
+    lines.step[k] = scalar || lines.length == 1 ? 1 : t[k]->strides()[d];
     lines.packed = lines.packed && lines.step[k] == 1 &&
                    aligned(t[k]->raw_data(), size_of(t[k]->dtype()) * static_cast<size_t>(n));
   }
-  Rows<N> rows(rest, strides);
+  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(rest, {t[K]->strides()...}); }(std::make_index_sequence<N>());
   for (auto& s : rows.strides)
     for (int64_t stride : s) lines.packed = lines.packed && stride % n == 0;
   lines.at = Layout<N, int64_t>(rows);

@@ -91,7 +91,10 @@ Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, 
     x = expand(x, s);
     y = expand(y, s);
   }
-  return call(op, {std::move(x), std::move(y)}, with({}));
+  Tensors in;
+  in.push_back(std::move(x));
+  in.push_back(std::move(y));
+  return call(op, std::move(in), with({}));
 }
 
 }  // namespace binary

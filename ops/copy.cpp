@@ -204,10 +204,7 @@ Tensor from_blob(void* data, const Shape& shape, std::function<void(void*)> rele
   DType dtype = o.dtype.value_or(DType::f32);
   int64_t bytes = checked_mul(shape.numel(), static_cast<int64_t>(size_of(dtype)));
   HT_CHECK(data || bytes == 0, "from_blob: data is null");
-  auto body = std::make_shared<Body>();
-  body->meta = Meta(shape, dtype, o.device);
-  body->storage = Storage::borrow(data, bytes, o.device, std::move(release));
-  Tensor t(std::move(body));
+  Tensor t(Meta(shape, dtype, o.device), Storage::borrow(data, bytes, o.device, std::move(release)));
   if (o.requires_grad) t.requires_grad_();
   return t;
 }

@@ -87,7 +87,11 @@ template <class Op> constexpr OpDef describe() {
 }
 // Constant-initialised, so that a backend may fill its kernel slot whenever it comes.
 template <class Op> HT_API inline constinit OpDef def = describe<Op>();
-template <class Op> Tensor apply(const Tensor& x, const Op& op = {}) { return call(def<Op>, {x}, elementwise::attrs_of(op)); }
+template <class Op> Tensor apply(const Tensor& x, const Op& op = {}) {
+  Tensors in;
+  in.push_back(x);
+  return call(def<Op>, std::move(in), elementwise::attrs_of(op));
+}
 
 }  // namespace unary
 

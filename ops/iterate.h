@@ -2,6 +2,7 @@
 // Loops of CPU kernels over strided tensors: dimensions are merged where every operand allows it, the innermost runs as
 // a row, rows are spread over threads. Internal to ops/*.cpp.
 #include <array>
+#include <functional>
 
 #include "halftone/core/op.h"
 #include "halftone/core/parallel.h"
@@ -14,25 +15,23 @@ template <size_t N> struct Rows {
   Shape shape;                      // outermost first; at least one dimension
   std::array<Strides, N> strides;
 
-  Rows(const Shape& s, const std::array<Strides, N>& all) {
-    std::array<Strides, N> kept;
+  Rows(const Shape& s, const std::array<std::reference_wrapper<const Strides>, N>& given) {
+    auto stride = [&](size_t k, size_t d) { return given[k].get()[d]; };
     for (size_t d = 0; d < s.size(); ++d) {
       if (s[d] == 1) continue;
       bool merges = shape.rank() > 0;
-      for (size_t k = 0; k < N && merges; ++k) merges = kept[k].back() == all[k][d] * s[d];
+      for (size_t k = 0; k < N && merges; ++k) merges = strides[k].back() == stride(k, d) * s[d];
       if (merges) {
         shape[shape.size() - 1] *= s[d];
-        for (size_t k = 0; k < N; ++k) kept[k][kept[k].size() - 1] = all[k][d];
+        for (size_t k = 0; k < N; ++k) strides[k][strides[k].size() - 1] = stride(k, d);
       } else {
         shape.push_back(s[d]);
-        for (size_t k = 0; k < N; ++k) kept[k].push_back(all[k][d]);
+        for (size_t k = 0; k < N; ++k) strides[k].push_back(stride(k, d));
       }
     }
-    if (shape.rank() == 0) {
-      shape.push_back(1);
-      for (auto& k : kept) k.push_back(0);
-    }
-    strides = kept;
+    if (shape.rank() > 0) return;
+    shape.push_back(1);
+    for (auto& k : strides) k.push_back(0);
   }
 
   // row(offsets, steps, n): n elements of each operand from offsets[k], steps[k] apart.

@@ -21,13 +21,10 @@ template <size_t N, class F> void lines(const std::array<const Tensor*, N>& t, i
   Shape rest = t[0]->shape();
   int64_t n = rest[d];
   rest[d] = 1;
-  std::array<Strides, N> strides;
   std::array<int64_t, N> along;
-  for (size_t k = 0; k < N; ++k) {
-    strides[k] = t[k]->strides();
-    along[k] = strides[k][d];
-  }
-  Rows<N>(rest, strides).run([&](auto at, auto step, int64_t count) {
+  for (size_t k = 0; k < N; ++k) along[k] = t[k]->strides()[d];
+  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(rest, {t[K]->strides()...}); }(std::make_index_sequence<N>());
+  rows.run([&](auto at, auto step, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       f(at, along, n);
       for (size_t k = 0; k < N; ++k) at[k] += step[k];
