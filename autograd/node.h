@@ -81,8 +81,8 @@ class Node : public std::enable_shared_from_this<Node> {
   bool released = false;
   int cuda_device;
   void* stream;
-  SmallVector<Input, 3> inputs;
-  SmallVector<Output, 2> outputs;
+  SmallVector<Input, 2> inputs;  // so many that a node with them is small enough for malloc's per-thread cache
+  SmallVector<Output, 1> outputs;
   std::vector<Numbered<std::pair<uint32_t, TensorHook>>> hooks;
 };
 

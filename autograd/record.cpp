@@ -12,10 +12,10 @@ std::atomic<uint64_t> sequences{1}, hook_ids{1};
 // Destroying a node may free the last handle to the node before it, and so on along a graph of any depth: what a node
 // held is queued and destroyed in a loop.
 // The queue lives on the stack of the outermost call, so that graphs in static objects may die after the thread's own.
-using Graveyard = std::vector<SmallVector<Node::Input, 3>>;
+using Graveyard = std::vector<SmallVector<Node::Input, 2>>;
 thread_local Graveyard* graveyard = nullptr;
 
-void bury(SmallVector<Node::Input, 3> inputs) {
+void bury(SmallVector<Node::Input, 2> inputs) {
   if (graveyard) return graveyard->push_back(std::move(inputs));
   Graveyard waiting;
   graveyard = &waiting;
