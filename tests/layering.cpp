@@ -53,6 +53,7 @@ const std::vector<Place> places = {
     {"math\\.h", R"(core/hd\.h)"},
     {"cxxabi\\.h", R"(core/error\.cpp)"},
     {"(x86|imm)intrin.h|cpuid.h|arm_neon.h", R"(ops/.*\.cpp)"},
+    {"pthread\\.h", R"(core/parallel\.cpp|(?!core/).*\.cpp)"},  // the standard library knows nothing of fork
     {"(unistd|fcntl|dlfcn|sched|pthread|signal|termios|dirent|poll|spawn)\\.h|sys/[a-z]+\\.h",
      R"((?!core/).*\.cpp)"},
 };
