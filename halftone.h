@@ -5,6 +5,7 @@
 
 #include "halftone/amp/amp.h"
 #include "halftone/autograd/autograd.h"
+#include "halftone/autograd/checkpoint.h"
 #include "halftone/autograd/function.h"
 #include "halftone/autograd/gradcheck.h"
 #include "halftone/core/backend.h"

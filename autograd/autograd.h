@@ -56,6 +56,8 @@ class HT_API HookHandle {
 [[nodiscard]] HT_API HookHandle register_hook(const Tensor& t, std::function<Tensor(const Tensor& g)> hook);
 // Called with the leaf during a backward run, as soon as its last contribution of that run is in .grad.
 [[nodiscard]] HT_API HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(const Tensor& leaf)> hook);
+// Whether a backward run is going on on this thread.
+HT_API bool in_backward();
 // From inside a hook: runs when this backward run has finished without an error.
 HT_API void at_end_of_backward(std::function<void()> callback);
 // The leaves that a backward run from these outputs will reach, each once.

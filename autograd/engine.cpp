@@ -209,6 +209,8 @@ void Run::run_node(Node& n) {
   Tensors grads;
   if (any && w.needed) {
     HT_CHECK(!n.released, n.name, ": its graph was freed by an earlier backward; pass {.retain_graph = true} to that one");
+    restore_saved(n, create_graph_);
+    WithinScope of_forward(n.object);
     grads = n.backward(step);
     HT_CHECK(grads.size() <= n.inputs.size(), n.name, ": its backward returned ", grads.size(), " gradients for ", n.inputs.size(), " inputs");
   }
@@ -442,6 +444,8 @@ void Tensor::backward(const BackwardOptions& o) const {
   Run run({*this}, o.create_graph, o.retain_graph);
   run.execute({seed});
 }
+
+bool in_backward() { return current != nullptr; }
 
 void at_end_of_backward(std::function<void()> callback) {
   HT_CHECK(current, "at_end_of_backward: no backward is running on this thread");

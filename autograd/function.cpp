@@ -51,6 +51,8 @@ class FunctionNode final : public Node {
     Node::release();
     context_->clear();
   }
+  void drop_saved(const std::function<bool(const Tensor&)>&) override { context_->clear(); }
+  void take_saved(const Node& other, bool) override { context_ = static_cast<const FunctionNode&>(other).context_; }
 
   // Forward saw its outputs before they had a history: what it saved of them is told apart here.
   static void mark_outputs(Context& ctx, std::span<const Tensor> y) {
@@ -114,6 +116,7 @@ void attach_function(std::span<Tensor> y, const std::vector<Tensor>& x, std::sha
   for (auto& t : y) t = t.detach();  // also where forward returned an argument, or saved what it returns
   if (!any || !recording()) return;
   auto node = std::make_shared<FunctionNode>(x, y, std::move(ctx), backward, cast, name);
+  note_recorded(node);
   for (size_t i = 0; i < y.size(); ++i)
     if (y[i].defined() && is_floating(y[i].dtype())) attach(y[i], node, static_cast<uint32_t>(i));
 }

@@ -75,16 +75,25 @@ class Node : public std::enable_shared_from_this<Node> {
   virtual Tensors backward(struct Step& step) = 0;
   // Drops what was saved; the node cannot run again.
   virtual void release();
+  // For a checkpoint: drops what was saved but for tensors that stay anyway; takes it from the same node of another run.
+  virtual void drop_saved(const std::function<bool(const Tensor&)>& stays);
+  virtual void take_saved(const Node& other, bool with_history);
 
   const char* name;
   uint64_t sequence;  // later nodes have larger ones: descending is a topological order
   bool released = false;
+  const void* object;  // the module that recorded it: only a name
   int cuda_device;
   void* stream;
   SmallVector<Input, 2> inputs;  // so many that a node with them is small enough for malloc's per-thread cache
   SmallVector<Output, 1> outputs;
   std::vector<Numbered<std::pair<uint32_t, TensorHook>>> hooks;
+  std::shared_ptr<class Segment> segment;  // computes again what was dropped (checkpoint.cpp)
 };
+// To the checkpoint that is open on this thread.
+void note_recorded(const std::shared_ptr<Node>& n);
+// Before a node runs: what a checkpoint dropped is there again; `with_history` to be differentiated.
+void restore_saved(Node& n, bool with_history);
 
 class OpNode final : public Node {
  public:

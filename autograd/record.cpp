@@ -84,7 +84,12 @@ class OpRule final : public Rule {
 
 uint64_t next_hook_id() { return hook_ids++; }
 
-Node::Node(const char* n) : name(n), sequence(sequences++), cuda_device(thread_state().cuda_device), stream(thread_state().stream) {}
+Node::Node(const char* n) : name(n), sequence(sequences++) {
+  const ThreadState& s = thread_state();
+  object = s.within ? s.within->object : nullptr;
+  cuda_device = s.cuda_device;
+  stream = s.stream;
+}
 Node::~Node() {
   bool ends_here = true;  // nothing below dies with this node
   for (auto& i : inputs) ends_here &= !i.edge.node && !(i.saved.defined() && i.saved.body()->autograd && i.saved.body()->autograd->node);
@@ -94,6 +99,24 @@ void Node::release() {
   released = true;
   for (auto& i : inputs) i.saved = {};
   for (auto& o : outputs) o.saved = {};
+  segment.reset();
+}
+void Node::drop_saved(const std::function<bool(const Tensor&)>& stays) {
+  for (auto& i : inputs) if (i.saved.defined() && !stays(i.saved)) i.saved = {};
+  for (auto& o : outputs) o.saved = {};
+}
+void Node::take_saved(const Node& other, bool with_history) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto& from = other.inputs[i];
+    bool stayed = inputs[i].saved.defined() && inputs[i].saved.body() == from.saved.body();
+    if (!from.saved.defined() || stayed) continue;
+    inputs[i].saved = with_history ? from.saved : from.saved.detach();
+    inputs[i].version = from.version;
+  }
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    outputs[o].saved = other.outputs[o].saved;
+    outputs[o].version = other.outputs[o].version;
+  }
 }
 
 Edge edge_of(const Tensor& t) {
@@ -173,6 +196,7 @@ Tensors autograd_layer(Call& c) {
   c.recording = true;
   Tensors out = dispatch(c);
   auto node = std::make_shared<OpNode>(c, std::span<const Tensor>(out));
+  note_recorded(node);
   out.resize(out.size() - static_cast<size_t>(c.op->aux));
   for (size_t i = 0; i < out.size(); ++i)
     if (is_floating(out[i].dtype())) attach(out[i], node, static_cast<uint32_t>(i));

@@ -22,6 +22,7 @@ ThreadState& thread_state() {
 ThreadState capture_thread_state() {
   ThreadState s = thread_state();
   s.capture = nullptr;
+  s.within = nullptr;  // on this thread's stack
   return s;
 }
 

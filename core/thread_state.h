@@ -17,6 +17,12 @@ inline constexpr int num_layers = 3;
 class Generator;
 struct CaptureLog;
 
+// Whose call is running on this thread: modules, innermost first. Addresses only, so that a report may name them.
+struct Within {
+  const void* object;
+  const Within* outer;
+};
+
 // What a layer keeps for one thread.
 struct HT_API LayerState {
   virtual ~LayerState();
@@ -31,6 +37,7 @@ struct ThreadState {
   int cuda_device = 0;
   void* stream = nullptr;                                          // null: the device's own stream
   CaptureLog* capture = nullptr;                                   // set while a step is being captured
+  const Within* within = nullptr;                                  // null: no module's
   std::array<std::shared_ptr<const LayerState>, num_layers> slot;  // by layer, opaque here
   std::shared_ptr<Generator> generator;                            // null: the process-wide one
 
@@ -68,6 +75,18 @@ class LayerScope {
   }
   ThreadState& state_;
   uint8_t saved_;
+};
+
+// Says so for its lifetime.
+class WithinScope {
+ public:
+  [[nodiscard]] explicit WithinScope(const void* object) : state_(thread_state()), here_{object, state_.within} { state_.within = &here_; }
+  ~WithinScope() { state_.within = here_.outer; }
+  WithinScope(const WithinScope&) = delete;
+
+ private:
+  ThreadState& state_;
+  Within here_;
 };
 
 // While it lives, a call on this thread that would make the host wait for a device throws, on any device:

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "halftone/core/state_dict.h"
+#include "halftone/core/thread_state.h"
 #include "halftone/ops/copy.h"
 
 namespace halftone::nn {
@@ -193,7 +194,10 @@ class HT_API Fields {
 class HT_API Module : private Alive {
  public:
   virtual ~Module() = default;
-  Tensor operator()(const Tensor& x) { return watched_ ? watched_forward(x) : forward(x); }
+  Tensor operator()(const Tensor& x) {
+    WithinScope here(this);
+    return watched_ ? watched_forward(x) : forward(x);
+  }
   virtual Tensor forward(const Tensor& x);  // throws, naming the class, unless it is overridden
 
   // Moves every tensor, gradients included, or converts the floating ones to a floating dtype. Parameters keep their
