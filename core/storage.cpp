@@ -112,6 +112,10 @@ std::vector<Device> devices(DeviceType type) {
   return all;
 }
 
+namespace { std::atomic<bool> tf32{false}; }
+void allow_tf32(bool on) { tf32.store(on, std::memory_order_relaxed); }
+bool tf32_allowed() { return tf32.load(std::memory_order_relaxed); }
+
 void set_memory_checks(MemoryChecks c) { checks = c; }
 int64_t overwritten_guards() { return overwritten; }
 MemoryStats memory_stats(Device d) { return backend(d.type).memory_stats(d.index); }

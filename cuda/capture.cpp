@@ -7,7 +7,6 @@
 #include <mutex>
 
 #include "halftone/cuda/device_state.h"
-#include "halftone/cuda/matmul.h"
 #include "halftone/cuda/recording.h"
 #include "halftone/cuda/stream.h"
 

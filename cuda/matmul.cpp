@@ -2,7 +2,6 @@
 // algorithm) is a plan, found once per shape, layout, dtype, epilogue and alignment: the library's first choice among
 // those that give the same bits every time. Everything is seen transposed: cuBLASLt is column-major, so it computes
 // y' = b' a'.
-#include "halftone/cuda/matmul.h"
 
 #include <cublasLt.h>
 
@@ -22,8 +21,6 @@
 
 namespace halftone::cuda {
 namespace {
-
-std::atomic<bool> tf32{false};
 
 using cuda::check;
 void check(cublasStatus_t status, const char* what) {
@@ -214,7 +211,7 @@ int64_t alignment(const void* p) {
 
 int64_t compute_type(DType t) {
   if (t == DType::f64) return CUBLAS_COMPUTE_64F;
-  return t == DType::f32 && tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  return t == DType::f32 && tf32_allowed() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 struct Epilogue {
@@ -313,9 +310,6 @@ template <Activation activation> void run_linear(const Call& c, std::span<Tensor
 }
 
 }  // namespace
-
-void allow_tf32(bool on) { tf32 = on; }
-bool tf32_allowed() { return tf32; }
 
 void fill_cuda_matmul() {
   fill<run_matmul>(op::matmul);

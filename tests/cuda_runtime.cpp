@@ -5,7 +5,6 @@
 
 #include "halftone/core/backend.h"
 #include "halftone/cuda/allocator.h"
-#include "halftone/cuda/matmul.h"
 #include "halftone/cuda/stream.h"
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
@@ -289,12 +288,12 @@ TEST_CASE("products give the same bits every time") {
 
 TEST_CASE("TF32 is off unless asked for") {
   NEEDS_GPUS(1);
-  CHECK_FALSE(cuda::tf32_allowed());
+  CHECK_FALSE(tf32_allowed());
   Tensor a = full({64, 64}, 1 + 0x1p-13, {.device = gpu}), b = ones({64, 64}, {.device = gpu});
   CHECK(matmul(a, b).select(0, 0).select(0, 0).item() == 64 * (1 + 0x1p-13));
-  cuda::allow_tf32(true);  // an offer: small products may decline it
+  allow_tf32(true);  // an offer: small products may decline it
   CHECK(matmul(a, b).select(0, 0).select(0, 0).item() == Approx(64).epsilon(1e-3));
-  cuda::allow_tf32(false);
+  allow_tf32(false);
   CHECK(matmul(a, b).select(0, 0).select(0, 0).item() == 64 * (1 + 0x1p-13));
 }
 
