@@ -122,6 +122,13 @@ struct Adam {
   }
 };
 
+template <class P, class C>
+__device__ P rounded(C v, const update::Rounding& rounding, const Controls& controls, int64_t i) {
+  if (std::same_as<P, bfloat16> && rounding.stochastic)
+    return update::round_parameter<P>(v, rounding, *controls.step, i);
+  return to<P>(v);
+}
+
 enum Array { parameter, gradient, state1, state2, shadow_copy, optimizer_arrays };
 
 template <class Optimizer, class P, class G>
@@ -149,7 +156,8 @@ __global__ void __launch_bounds__(update_threads)
     if (s2) v2 = load_part<n>(s2 + i, live, packed, C(0));
 #pragma unroll
     for (int j = 0; j < n; ++j)
-      pv.v[j] = to<P>(optimizer.element(to<C>(pv.v[j]), to<C>(gv.v[j]) * scale, v1.v[j], v2.v[j], step));
+      pv.v[j] = rounded<P>(optimizer.element(to<C>(pv.v[j]), to<C>(gv.v[j]) * scale, v1.v[j], v2.v[j], step),
+                           optimizer.attrs.rounding, controls, i + j);
     store_part(p + i, live, packed, pv);
     if (s1) store_part(s1 + i, live, packed, v1);
     if (s2) store_part(s2 + i, live, packed, v2);
@@ -371,7 +379,7 @@ struct Outcomes {
   int64_t count;
 };
 __global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* streak, int64_t* skipped,
-                                     const Outcomes outcomes, const update::ScalerAttrs attrs) {
+                                     int64_t* patience, const Outcomes outcomes, const update::ScalerAttrs attrs) {
   bool overflow = false;
   for (int i = 0; i < outcomes.n; ++i) {
     const bool bad = *outcomes.found_inf[i] != 0;
@@ -380,11 +388,12 @@ __global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* stre
     overflow |= bad;
     *outcomes.found_inf[i] = 0;
   }
-  const auto s = update::next_scale({*scale, *inverse, *streak, *skipped}, overflow, attrs);
+  const auto s = update::next_scale({*scale, *inverse, *streak, *skipped, *patience}, overflow, attrs);
   *scale = s.scale;
   *inverse = s.inverse;
   *streak = s.streak;
   *skipped = s.skipped;
+  *patience = s.patience;
   outcomes.slots[0] = s.streak;
 }
 void run_scaler_update(const Call& c, std::span<Tensor>) {
@@ -398,7 +407,7 @@ void run_scaler_update(const Call& c, std::span<Tensor>) {
     outcomes.found_inf[outcomes.n++] = t.data<float>();
   }
   launch("scaler_update", scaler_update_kernel, 1, 1, c.in[0].data<float>(), c.in[1].data<float>(),
-         c.in[2].data<int64_t>(), c.in[3].data<int64_t>(), outcomes, c.as<update::ScalerAttrs>());
+         c.in[2].data<int64_t>(), c.in[3].data<int64_t>(), c.in[4].data<int64_t>(), outcomes, c.as<update::ScalerAttrs>());
 }
 
 }  // namespace

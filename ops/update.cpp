@@ -29,7 +29,7 @@ struct Common {
 };
 
 // Runs element(p, g, state1, state2) over every parameter in its accumulation type, writing parameter, states and shadow.
-template <class F> void update_all(const Call& c, int n, size_t states, const Common& common, F element) {
+template <class F> void update_all(const Call& c, int n, size_t states, const update::Rounding& rounding, const Common& common, F element) {
   if (common.skip) return;
   for (int i = 0; i < n; ++i) {
     const Tensor &p = item(c, n, 0, i), &shadow = item(c, n, 2 + states, i);
@@ -45,7 +45,7 @@ template <class F> void update_all(const Call& c, int n, size_t states, const Co
           for (int64_t k = begin; k < end; ++k) {
             C none1 = 0, none2 = 0;
             C value = element(C(pp[k]), C(compute_t<G>(gp[k])) * static_cast<C>(common.grad_scale), s1 ? s1[k] : none1, s2 ? s2[k] : none2);
-            pp[k] = convert<P>(value);
+            pp[k] = update::round_parameter<P>(value, rounding, common.step, k);
           }
         });
         if (shadow.defined()) call_all(op::copy, {shadow, p});
@@ -58,7 +58,7 @@ template <class F> void update_all(const Call& c, int n, size_t states, const Co
 void run_sgd(const Call& c, std::span<Tensor>) {
   auto a = c.as<update::SgdAttrs>();
   Common common(c);
-  update_all(c, a.n, 1, common, [&]<class C>(C p, C g, C& momentum, C&) {
+  update_all(c, a.n, 1, a.rounding, common, [&]<class C>(C p, C g, C& momentum, C&) {
     return update::sgd_element(p, g, momentum, a, static_cast<C>(common.lr), common.step == 0);
   });
 }
@@ -67,7 +67,7 @@ void run_adam(const Call& c, std::span<Tensor>) {
   auto a = c.as<update::AdamAttrs>();
   Common common(c);
   double t = static_cast<double>(common.step + 1), correction1 = 1 - std::pow(a.beta1, t), correction2 = 1 - std::pow(a.beta2, t);
-  update_all(c, a.n, 2, common, [&]<class C>(C p, C g, C& m, C& v) {
+  update_all(c, a.n, 2, a.rounding, common, [&]<class C>(C p, C g, C& m, C& v) {
     return update::adam_element(p, g, m, v, a, static_cast<C>(common.lr), static_cast<C>(correction1), static_cast<C>(correction2));
   });
 }
@@ -108,12 +108,13 @@ void run_scaler_update(const Call& c, std::span<Tensor>) {
     overflow |= *found_inf != 0;
     *found_inf = 0;
   }
-  update::ScalerState s{*c.in[0].data<float>(), *c.in[1].data<float>(), *c.in[2].data<int64_t>(), *c.in[3].data<int64_t>()};
+  update::ScalerState s{*c.in[0].data<float>(), *c.in[1].data<float>(), *c.in[2].data<int64_t>(), *c.in[3].data<int64_t>(), *c.in[4].data<int64_t>()};
   s = update::next_scale(s, overflow, a);
   *c.in[0].data<float>() = s.scale;
   *c.in[1].data<float>() = s.inverse;
   *c.in[2].data<int64_t>() = s.streak;
   *c.in[3].data<int64_t>() = s.skipped;
+  *c.in[4].data<int64_t>() = s.patience;
   outcomes[0] = s.streak;
 }
 
@@ -207,7 +208,7 @@ constinit OpDef sgd = {
     .name = "sgd", .doc = "one step of stochastic gradient descent with momentum over many parameters", .cast = Cast::keep,
     .infer = infer_optimizer<update::SgdAttrs>, .writes = optimizer_writes<update::SgdAttrs>,
     .samples = [] {
-      return optimizer_samples<update::SgdAttrs>(1, {{0, 0.9, 0, 0, false, false}, {0, 0.9, 0.1, 0.1, false, true}, {0, 0.9, 0, 0.01, true, false}});
+      return optimizer_samples<update::SgdAttrs>(1, {{0, 0.9, 0, 0, false, false}, {0, 0.9, 0.1, 0.1, false, true}, {0, 0.9, 0, 0.01, true, false, {7, true}}});
     },
     .kernel = {run_sgd}};
 
@@ -240,10 +241,10 @@ constinit OpDef scaler_update = {
         for (int64_t interval : {1, 2, 5, 2000}) {
           SampleInput number{.shape = {}, .low = 1, .high = 4, .dtype = DType::i64, .differentiable = false};
           Sample s{{{.shape = {}, .low = 2, .high = 9, .dtype = DType::f32, .differentiable = false},
-                    {.shape = {}, .low = 0.1, .high = 1, .dtype = DType::f32, .differentiable = false}, number, number,
+                    {.shape = {}, .low = 0.1, .high = 1, .dtype = DType::f32, .differentiable = false}, number, number, number,
                     {.shape = {4}, .low = 0, .high = 1, .dtype = DType::i64, .differentiable = false},
                     {.shape = {}, .low = overflow, .high = overflow + 1e-9, .dtype = DType::f32, .differentiable = false}},
-                   Attrs::of(update::ScalerAttrs{2, 0.5, 0, 0x1p127, interval, 3})};
+                   Attrs::of(update::ScalerAttrs{2, 0.5, 0, 0x1p127, interval, 3, 2})};
           all.push_back(s);
         }
       return all;

@@ -16,7 +16,7 @@ void AdamFamily::add(std::vector<Tensor> params, const AdamOptions& o) {
 const OpDef& AdamFamily::op() const { return halftone::op::adam; }
 Attrs AdamFamily::attrs(size_t group, int n) const {
   auto& o = options_[group];
-  return Attrs::of(update::AdamAttrs{n, o.beta1, o.beta2, o.eps, o.weight_decay, decoupled_, o.maximize});
+  return Attrs::of(update::AdamAttrs{n, o.beta1, o.beta2, o.eps, o.weight_decay, decoupled_, o.maximize, rounding()});
 }
 
 }  // namespace halftone::optim::detail

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "halftone/autograd/autograd.h"
+#include "halftone/core/capture.h"
 #include "halftone/core/shadow.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
@@ -33,7 +34,7 @@ void note_rewritten(const Tensor& p, const Tensor& copy) {
 }
 
 void follow(Tensor& state, const Tensor& like) {
-  if (state.device() != like.device()) state = state.to(like.device());
+  if (state.defined() && state.device() != like.device()) state = state.to(like.device());
 }
 
 // Into the tensor that is there, which a captured step may know by its address.
@@ -58,6 +59,7 @@ void Optimizer::add_group(std::vector<Tensor> params, double lr) {
   ParameterGroup g;
   g.lr = full({}, lr, {.dtype = DType::f64, .device = params[0].device()});
   g.states.assign(state_names_.size(), std::vector<Tensor>(params.size()));
+  g.masters.resize(params.size());
   g.params = std::move(params);
   groups_.push_back(std::move(g));
 }
@@ -75,6 +77,41 @@ void Optimizer::zero_grad() {
 void Optimizer::set_lr(double lr, size_t group) {
   NoGrad off;
   groups_.at(group).lr.fill_(lr);
+}
+
+void Optimizer::use_master_weights(bool on) {
+  for (auto& g : groups_) HT_CHECK(g.cohorts.empty(), class_name_, ": use_master_weights comes before the first step");
+  masters_ = on;
+}
+Tensor Optimizer::master(const Tensor& parameter) const {
+  for (auto& g : groups_)
+    for (size_t i = 0; i < g.params.size(); ++i)
+      if (g.params[i].body() == parameter.body() && g.masters[i]) return g.masters[i]->value;
+  return {};
+}
+
+// The f32 copy to update, taken from the parameter where somebody else has written to that.
+const Tensor& Optimizer::current_master(ParameterGroup& group, size_t i) {
+  const Tensor& p = group.params[i];
+  auto& m = group.masters[i];
+  if (!m) m = std::make_shared<Master>();
+  follow(m->value, p);
+  if (m->version != p.version() || !m->value.defined()) {
+    if (m->value.defined()) m->value.copy_(p.detach());
+    else m->value = p.detach().to(DType::f32);
+    m->version = p.version();
+  }
+  if (CaptureLog* log = thread_state().capture) {
+    std::weak_ptr<Body> body = p.body();
+    log->guards.push_back([m, body] {
+      auto b = body.lock();
+      return b && b->storage->version() == m->version;
+    });
+    log->effects.push_back([m, body] {
+      if (auto b = body.lock()) m->version = b->storage->version();
+    });
+  }
+  return m->value;
 }
 
 void Optimizer::step(const StepControls& controls) {
@@ -138,7 +175,8 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>&
   for (size_t k = 0; k < n; ++k) {
     size_t i = cohort.members[k];
     const Tensor& p = group.params[i];
-    slot(0, k) = p.detach();
+    bool master = keeps_master(p);
+    slot(0, k) = master ? current_master(group, i) : p.detach();
     slot(1, k) = grads[i];
     for (size_t s = 0; s < kinds; ++s) {
       if (!uses_state(g, s)) continue;
@@ -147,14 +185,25 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>&
       follow(state, p);
       slot(2 + s, k) = state;
     }
-    slot(2 + kinds, k) = current_shadow(p);
+    slot(2 + kinds, k) = master ? p.detach() : current_shadow(p);
   }
   Call call{.op = &op(), .in = std::move(in), .attrs = attrs(g, static_cast<int>(n)), .out = {}};
   dispatch(call);
   for (size_t k = 0; k < n; ++k) {
-    const Tensor& copy = call.in[update::lists_at + (2 + kinds) * n + k];
-    if (copy.defined()) note_rewritten(group.params[cohort.members[k]], copy);
+    const Tensor &p = group.params[cohort.members[k]], &copy = call.in[update::lists_at + (2 + kinds) * n + k];
+    if (keeps_master(p)) group.masters[cohort.members[k]]->version = p.version();
+    else if (copy.defined()) note_rewritten(p, copy);
   }
+}
+
+// The parameter follows its master, so that the order in which model and optimizer are loaded does not matter.
+void Optimizer::load_master(ParameterGroup& group, size_t i, const Tensor* loaded) {
+  const Tensor& p = group.params[i];
+  if (!loaded || !keeps_master(p)) return;
+  const Tensor& m = current_master(group, i);
+  m.detach().copy_(*loaded);
+  p.detach().copy_(m);
+  group.masters[i]->version = p.version();
 }
 
 StateDict Optimizer::state_dict() const {
@@ -168,6 +217,8 @@ StateDict Optimizer::state_dict() const {
     for (size_t k = 0; k < state_names_.size(); ++k)
       for (size_t i = 0; i < group.params.size(); ++i)
         if (group.states[k][i].defined()) s.add(text::cat(at, ".", i, ".", state_names_[k]), group.states[k][i]);
+    for (size_t i = 0; i < group.params.size(); ++i)
+      if (group.masters[i] && group.masters[i]->value.defined()) s.add(text::cat(at, ".", i, ".master"), group.masters[i]->value);
   }
   return s;
 }
@@ -184,7 +235,9 @@ void Optimizer::load_state_dict(const StateDict& state) {
       const Tensor* steps = state.find(text::cat(g, ".", i, ".steps"));
       HT_CHECK(!steps || steps->numel() == 1, class_name_, ": state '", g, ".", i, ".steps' is ", steps ? steps->meta() : Meta(), ", expected one number");
     }
-    for (const char* kind : state_names_)
+    std::vector<const char*> kinds = state_names_;
+    kinds.push_back("master");
+    for (const char* kind : kinds)
       for (size_t i = 0; i < group.params.size(); ++i) {
         const Tensor* t = state.find(text::cat(g, ".", i, ".", kind));
         HT_CHECK(!t || t->shape() == group.params[i].shape(), class_name_, ": state '", g, ".", i, ".", kind, "' is ", t ? t->meta() : Meta(),
@@ -199,6 +252,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
       const Tensor& p = group.params[i];
       for (size_t k = 0; k < state_names_.size(); ++k)
         load_state(group.states[k][i], state.find(text::cat(g, ".", i, ".", state_names_[k])), p);
+      load_master(group, i, state.find(text::cat(g, ".", i, ".master")));
       const Tensor* steps = state.find(text::cat(g, ".", i, ".steps"));
       if (!steps) continue;
       int64_t count = steps->item<int64_t>();

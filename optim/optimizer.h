@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "halftone/core/op.h"
 #include "halftone/core/state_dict.h"
+#include "halftone/ops/update.h"
 
 namespace halftone::optim {
 
@@ -41,6 +41,17 @@ class HT_API Optimizer {
   double lr(size_t group = 0) const { return groups_.at(group).lr.item(); }
   const Tensor& lr_tensor(size_t group = 0) const { return groups_.at(group).lr; }
 
+  // f16 and bf16 parameters are updated in f32 copies that the optimizer keeps, and rounded from them in the same kernel; their
+  // gradients may be f16, too: a scaler unscales them on the way. A parameter that was written by others (loaded weights)
+  // is taken over. Before the first step.
+  void use_master_weights(bool on = true);
+  // bf16 parameters without masters are rounded at random, up with the odds of the distance from below, so that updates
+  // smaller than half a unit count in the mean (Gupta et al., "Deep learning with limited numerical precision", 2015).
+  void use_stochastic_rounding(uint64_t seed = 0) { rounding_ = {seed, true}; }
+  bool keeps_master(const Tensor& parameter) const { return masters_ && is_16bit_dtype(parameter.dtype()); }
+  // The f32 copy of a parameter; undefined while there is none.
+  Tensor master(const Tensor& parameter) const;
+
   const void* id() const { return id_.get(); }  // stays the same when the optimizer is moved
   virtual const char* name() const = 0;
   // "0.weight-state" per parameter, counts of steps and learning rates; aliases live tensors.
@@ -53,10 +64,16 @@ class HT_API Optimizer {
     Tensor steps;  // i64 []
     std::vector<size_t> members;
   };
+  // A parameter's f32 copy, current while the parameter has this version.
+  struct Master {
+    Tensor value;
+    uint64_t version = 0;
+  };
   struct ParameterGroup {
     std::vector<Tensor> params;
     Tensor lr;                                 // f64 []
     std::vector<std::vector<Tensor>> states;   // one list per kind of state, undefined until the first step
+    std::vector<std::shared_ptr<Master>> masters;
     std::vector<Cohort> cohorts;
   };
   // `states`: the names of the buffers that each parameter has, of its shape, in f32 (f64 for f64).
@@ -67,6 +84,7 @@ class HT_API Optimizer {
   virtual Attrs attrs(size_t group, int n) const = 0;
   // Whether the group's parameters carry state number k.
   virtual bool uses_state(size_t, size_t) const { return true; }
+  const update::Rounding& rounding() const { return rounding_; }
 
  private:
   void step_group(size_t g, const StepControls& controls);
@@ -74,7 +92,12 @@ class HT_API Optimizer {
   void regroup(ParameterGroup& group, const std::vector<Tensor>& grads);
 
   std::unique_ptr<int> id_ = std::make_unique<int>(0);
+  const Tensor& current_master(ParameterGroup& group, size_t i);
+  void load_master(ParameterGroup& group, size_t i, const Tensor* loaded);
+
   const char* class_name_;
+  bool masters_ = false;
+  update::Rounding rounding_;
   std::vector<const char*> state_names_;
   std::vector<ParameterGroup> groups_;
 };

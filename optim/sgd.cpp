@@ -19,7 +19,7 @@ void SGD::add_group(std::vector<Tensor> params, SGDOptions o) {
 const OpDef& SGD::op() const { return halftone::op::sgd; }
 Attrs SGD::attrs(size_t group, int n) const {
   auto& o = options_[group];
-  return Attrs::of(update::SgdAttrs{n, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize});
+  return Attrs::of(update::SgdAttrs{n, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, rounding()});
 }
 
 }  // namespace halftone::optim
