@@ -77,6 +77,7 @@ GradScaler::GradScaler(const GradScalerOptions& o) : options_(o), stamp_(stamps+
   HT_CHECK(o.growth_interval > 0, "GradScaler: expected growth_interval above 0, got ", o.growth_interval);
   HT_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got ",
            o.min_scale, ", ", o.init_scale, " and ", o.max_scale);
+  HT_CHECK(o.hysteresis > 0, "GradScaler: expected hysteresis above 0, got ", o.hysteresis);
   HT_CHECK(o.max_consecutive_skips >= 0, "GradScaler: expected max_consecutive_skips of 0 or more, got ", o.max_consecutive_skips);
 }
 
@@ -87,18 +88,20 @@ void GradScaler::make_state(Device device) {
   inverse_ = number(1 / options_.init_scale, DType::f32);
   streak_ = number(0, DType::i64);
   skipped_ = number(0, DType::i64);
+  patience_ = number(options_.hysteresis, DType::i64);
   board_ = std::make_shared<OutcomeBoard>(OutcomeBoard{backend(device.type).allocate_mapped({1 + OutcomeBoard::slots}, DType::i64, device.index)});
 }
 
 // A state that was loaded, or asked for, before the first loss follows it.
 void GradScaler::move_state(Device device) {
   NoGrad off;
-  Tensor scale = scale_, inverse = inverse_, streak = streak_, skipped = skipped_;
+  Tensor scale = scale_, inverse = inverse_, streak = streak_, skipped = skipped_, patience = patience_;
   make_state(device);
   scale_.copy_(scale);
   inverse_.copy_(inverse);
   streak_.copy_(streak);
   skipped_.copy_(skipped);
+  patience_.copy_(patience);
   found_infs_.clear();
 }
 
@@ -127,12 +130,15 @@ const Tensor& GradScaler::inverse_scale() {
 
 GradScaler::PerOptimizer& GradScaler::entry(const optim::Optimizer& opt) { return progress_->now.optimizers[opt.id()]; }
 
-std::vector<Tensor> GradScaler::gradients(const std::vector<Tensor>& params, const char* who) const {
+std::vector<Tensor> GradScaler::gradients(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who, bool in_place) const {
   std::vector<Tensor> grads;
   for (size_t i = 0; i < params.size(); ++i) {
     Tensor g = params[i].grad();
     if (!g.defined()) continue;
-    HT_CHECK(g.dtype() != DType::f16, who, ": the gradient of parameter ", i, " ", params[i].meta(), " is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast");
+    HT_CHECK(g.dtype() != DType::f16 || (opt.keeps_master(params[i]) && !in_place), who, ": the gradient of parameter ", i, " ", params[i].meta(),
+             " is f16, which unscaling would underflow; ",
+             opt.keeps_master(params[i]) ? "the optimizer unscales it on the way to its master weight: clip with step(opt, {.clip_norm = ...})"
+                                         : "keep parameters in f32 and use amp::Autocast, or give the optimizer master weights");
     uint64_t stamp = grad_stamp(params[i]);
     HT_CHECK(stamp == 0 || stamp == stamp_, who, ": the gradient of parameter ", i, " ", params[i].meta(), " was scaled by another GradScaler");
     grads.push_back(std::move(g));
@@ -141,14 +147,20 @@ std::vector<Tensor> GradScaler::gradients(const std::vector<Tensor>& params, con
 }
 
 // The optimizer's found_inf, which holds this iteration's answer from now on.
-const Tensor& GradScaler::begin_check(const optim::Optimizer& opt) {
+const Tensor& GradScaler::begin_check(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who) {
   Tensor& found_inf = found_infs_[opt.id()];
   if (!found_inf.defined()) found_inf = zeros({}, {.dtype = DType::f32, .device = scale_.device()});
   PerOptimizer& e = entry(opt);
   if (!e.checked) {  // else again, after an exception
     e.checked = true;
     e.number = board_->next++;
-    progress_->now.order.push_back(opt.id());
+    Iteration& now = progress_->now;
+    now.order.push_back(opt.id());
+    for (size_t i = 0; i < params.size(); ++i) {
+      auto [other, fresh] = now.parameters.try_emplace(params[i].body().get(), opt.name());
+      HT_CHECK(fresh, who, ": parameter ", i, " ", params[i].meta(), " of ", opt.name(), " belongs to ", other->second, ", too, which has had its turn since the last "
+               "update(); a parameter has one optimizer");
+    }
   }
   return found_inf;
 }
@@ -186,11 +198,13 @@ void GradScaler::unscale_(optim::Optimizer& opt) {
   HT_CHECK(entry(opt).stage != Stage::stepped, "unscale_: called for ", opt.name(), " after step(); call update() first");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
-  std::vector<Tensor> params = opt.parameters(), grads = gradients(params, "unscale_");
+  std::vector<Tensor> params = opt.parameters(), grads = gradients(opt, params, "unscale_", true);
   if (grads.empty()) return;
-  Tensors in{inverse_, begin_check(opt)};
+  const Tensor& found_inf = begin_check(opt, params, "unscale_");
+  Tensors in{inverse_, found_inf};
   in.append(grads.data(), grads.data() + grads.size());
   call_all(op::unscale, std::move(in));
+  if (agree_) agree_(found_inf);
   entry(opt).stage = Stage::unscaled;
   leave();
   for (auto& p : params) if (p.grad().defined()) set_grad_stamp(p, 0);
@@ -213,7 +227,7 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   HT_CHECK(entry(opt).stage != Stage::stepped, "step: already called for ", opt.name(), " since the last update()");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
-  std::vector<Tensor> params = opt.parameters(), grads = gradients(params, "step");
+  std::vector<Tensor> params = opt.parameters(), grads = gradients(opt, params, "step", false);
   bool unscaled = entry(opt).stage == Stage::unscaled;
   for (size_t i = 0; unscaled && i < params.size(); ++i)
     HT_CHECK(!params[i].grad().defined() || grad_stamp(params[i]) == 0, "step: the gradient of parameter ", i, " ", params[i].meta(),
@@ -224,11 +238,12 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
     outcome.known_ = StepOutcome::State::no_gradients;
     return outcome;
   }
-  const Tensor& found_inf = begin_check(opt);
+  const Tensor& found_inf = begin_check(opt, params, "step");
   if (!unscaled) {
     Tensors in{found_inf};
     in.append(grads.data(), grads.data() + grads.size());
     call_all(op::check_finite, std::move(in));
+    if (agree_) agree_(found_inf);
   }
   Tensor factor = unscaled ? Tensor() : inverse_;
   if (o.clip_norm > 0) {
@@ -250,10 +265,10 @@ void GradScaler::settle(const Tensor& scale, const Tensor& inverse, const Tensor
   note_capture();
   Iteration& now = progress_->now;
   if (!now.order.empty()) {
-    Tensors in{scale, inverse, streak, skipped_, board_->memory.device_side};
+    Tensors in{scale, inverse, streak, skipped_, patience_, board_->memory.device_side};
     for (auto id : now.order) in.push_back(found_infs_[id]);
     update::ScalerAttrs a{options_.growth_factor, options_.backoff_factor, options_.min_scale, options_.max_scale, options_.growth_interval,
-                          now.optimizers[now.order[0]].number};
+                          now.optimizers[now.order[0]].number, options_.hysteresis};
     call_all(op::scaler_update, std::move(in), Attrs::of(a));
   }
   now = {};
@@ -288,6 +303,7 @@ StateDict GradScaler::state_dict() const {
   s.add("scale", scale_.defined() ? scale_ : full({}, options_.init_scale));
   s.add("streak", streak_.defined() ? streak_ : zeros({}, {.dtype = DType::i64}));
   s.add("skipped", skipped_.defined() ? skipped_ : zeros({}, {.dtype = DType::i64}));
+  s.add("patience", patience_.defined() ? patience_ : full({}, options_.hysteresis, {.dtype = DType::i64}));
   return s;
 }
 
@@ -303,6 +319,7 @@ void GradScaler::load_state_dict(const StateDict& s) {
   inverse_.copy_(1 / scale.to(DType::f64));
   streak_.copy_(streak);
   skipped_.copy_(skipped);
+  if (auto* patience = s.find("patience")) patience_.copy_(*patience);
 }
 
 }  // namespace halftone::amp

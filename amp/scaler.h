@@ -12,6 +12,7 @@ struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
   int64_t growth_interval = 2000;          // clean steps before the scale grows
   double min_scale = 0x1p-64, max_scale = 0x1p64;
+  int64_t hysteresis = 1;                  // the scale backs off at this overflow since it last grew, and at those after
   int64_t max_consecutive_skips = 0;       // 0: any number; more iterations than this in a row is an error at the next step
   bool enabled = true;                     // false: scale() returns its argument, step() is the optimizer's
 };
@@ -58,6 +59,10 @@ class HT_API GradScaler {
   // Replaces the scale; the streak stays.
   void update(double new_scale);
 
+  // Several processes or devices that share a model must skip together: `agree` is called with each found_inf (f32 [], not 0
+  // for an overflow), on its device and before it counts, and makes it the largest of all ranks without asking the host.
+  void set_agreement(std::function<void(const Tensor& found_inf)> agree) { agree_ = std::move(agree); }
+
   bool enabled() const { return options_.enabled; }
   double get_scale() const;           // waits for the device
   int64_t skipped_steps() const;      // in all; waits for the device
@@ -76,7 +81,8 @@ class HT_API GradScaler {
   struct Iteration {
     std::map<const void*, PerOptimizer> optimizers;  // those that are not ready
     std::vector<const void*> order;
-    bool operator==(const Iteration&) const = default;
+    std::map<const Body*, std::string> parameters;  // of the optimizers in `order`, and whose each is
+    bool operator==(const Iteration& o) const { return optimizers == o.optimizers && order == o.order; }
   };
   // Shared with the logs of captured steps, which put it where the step left it.
   struct Progress {
@@ -85,8 +91,8 @@ class HT_API GradScaler {
     std::shared_ptr<Iteration> left;
   };
   PerOptimizer& entry(const optim::Optimizer& opt);
-  const Tensor& begin_check(const optim::Optimizer& opt);
-  std::vector<Tensor> gradients(const std::vector<Tensor>& params, const char* who) const;
+  const Tensor& begin_check(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who);
+  std::vector<Tensor> gradients(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who, bool in_place) const;
   void make_state(Device device);
   void move_state(Device device);
   void check_made(const char* who) const;
@@ -96,7 +102,8 @@ class HT_API GradScaler {
 
   GradScalerOptions options_;
   uint64_t stamp_;
-  Tensor scale_, inverse_, streak_, skipped_;
+  Tensor scale_, inverse_, streak_, skipped_, patience_;
+  std::function<void(const Tensor&)> agree_;
   std::shared_ptr<OutcomeBoard> board_;
   std::map<const void*, Tensor> found_infs_;
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();

@@ -106,7 +106,7 @@ TEST_CASE("whose scale a gradient carries is known") {
   Tensor half_weight = ones({2}, {.dtype = DType::f16, .requires_grad = true});
   optim::SGD in_half({half_weight}, {.lr = 1});
   scaler.scale((half_weight * 1).sum()).backward();
-  TEXT(scaler.unscale_(in_half), "unscale_: the gradient of parameter 0 [2] (f16) is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast");
+  TEXT(scaler.unscale_(in_half), "unscale_: the gradient of parameter 0 [2] (f16) is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast, or give the optimizer master weights");
 }
 
 TEST_CASE("an inf: the step is skipped bit for bit, the scale halves, an interval later it doubles") {
