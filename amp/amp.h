@@ -1,5 +1,6 @@
 #pragma once
 // Mixed precision.
 #include "halftone/amp/autocast.h"
+#include "halftone/amp/inspect.h"
 #include "halftone/amp/scaler.h"
 #include "halftone/amp/trace.h"

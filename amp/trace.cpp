@@ -10,15 +10,24 @@ namespace halftone {
 namespace amp {
 namespace {
 
-struct Collector final : LayerState {
-  explicit Collector(Trace* t) : trace(t) {}
-  Trace* trace;
-  const OpDef* left_alone = nullptr;  // the call that is on its way down
+constexpr auto profile_slot = static_cast<size_t>(Layer::profile);
+
+Watcher* watcher() { return static_cast<Watcher*>(const_cast<LayerState*>(thread_state().slot[profile_slot].get())); }
+
+class Collector final : public Watcher {
+ public:
+  void after(const Call& c, const Tensors& out) override {
+    TraceLine line{c.op->name, {}, {}, std::exchange(left_alone_, nullptr) == c.op};
+    for (auto& t : c.in) if (t.defined()) line.in.push_back(t.meta());
+    for (auto& t : out) line.out.push_back(t.meta());
+    trace.lines.push_back(std::move(line));
+  }
+  void left_alone(const Call& c) override { left_alone_ = c.op; }
+  Trace trace;
+
+ private:
+  const OpDef* left_alone_ = nullptr;  // the call that is on its way down
 };
-Collector* collector() {
-  auto& slot = thread_state().slot[static_cast<size_t>(Layer::profile)];
-  return static_cast<Collector*>(const_cast<LayerState*>(slot.get()));
-}
 
 std::string describe(const std::vector<Meta>& metas) {
   std::string s;
@@ -43,25 +52,32 @@ std::ostream& operator<<(std::ostream& os, const Trace& t) {
   return os << t.lines.size() << " operators, " << t.casts() << " casts\n";
 }
 
-Tracing::Tracing(Trace& trace) : scope_(Layer::profile, true), saved_(thread_state().slot[static_cast<size_t>(Layer::profile)]) {
-  thread_state().slot[static_cast<size_t>(Layer::profile)] = std::make_shared<Collector>(&trace);
+Watching::Watching(Watcher& w) : scope_(Layer::profile, true), saved_(thread_state().slot[profile_slot]) {
+  thread_state().slot[profile_slot] = std::shared_ptr<const LayerState>(std::shared_ptr<void>(), &w);
 }
-Tracing::~Tracing() { thread_state().slot[static_cast<size_t>(Layer::profile)] = std::move(saved_); }
+Watching::~Watching() { thread_state().slot[profile_slot] = std::move(saved_); }
+
+Trace trace(const std::function<void()>& f) {
+  Collector collector;
+  {
+    Watching on(collector);
+    f();
+  }
+  return std::move(collector.trace);
+}
 
 void note_left_alone(const Call& c) {
-  if (Collector* k = collector()) k->left_alone = c.op;
+  if (Watcher* w = watcher()) w->left_alone(c);
 }
 
 }  // namespace amp
 
 Tensors profile_layer(Call& c) {
-  auto* k = amp::collector();
-  if (!k || c.launched) return dispatch(c);
-  amp::TraceLine line{c.op->name, {}, {}, std::exchange(k->left_alone, nullptr) == c.op};
-  for (auto& t : c.in) if (t.defined()) line.in.push_back(t.meta());
+  amp::Watcher* w = amp::watcher();
+  if (!w || c.launched) return dispatch(c);
+  w->before(c);
   Tensors out = dispatch(c);
-  for (auto& t : out) line.out.push_back(t.meta());
-  k->trace->lines.push_back(std::move(line));
+  w->after(c, out);
   return out;
 }
 

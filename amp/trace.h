@@ -1,6 +1,7 @@
 #pragma once
 // Seeing inside: which operator ran in which dtype, every cast, what autocast left alone. The profile layer is the lowest,
 // so what it sees is what really ran, backward included.
+#include <functional>
 #include <iosfwd>
 #include <string>
 #include <vector>
@@ -23,27 +24,29 @@ class HT_API Trace {
 };
 HT_API std::ostream& operator<<(std::ostream& os, const Trace& t);
 
-// Collects this thread's calls into `trace` for the guard's lifetime.
-class HT_API Tracing {
+// Sees the calls of a thread, right before and after their kernels.
+struct HT_API Watcher : LayerState {
+  virtual void before(const Call&) {}
+  virtual void after(const Call& c, const Tensors& out) = 0;
+  // Autocast is on, and the policy of this call is keep.
+  virtual void left_alone(const Call&) {}
+};
+// Has `watcher`, which outlives it, see this thread's calls for its lifetime, in the place of another.
+class HT_API Watching {
  public:
-  [[nodiscard]] explicit Tracing(Trace& trace);
-  ~Tracing();
-  Tracing(const Tracing&) = delete;
+  [[nodiscard]] explicit Watching(Watcher& watcher);
+  ~Watching();
+  Watching(const Watching&) = delete;
 
  private:
   LayerScope scope_;
   std::shared_ptr<const LayerState> saved_;
 };
-template <class F> Trace trace(F&& f) {
-  Trace t;
-  {
-    Tracing on(t);
-    f();
-  }
-  return t;
-}
 
-// Called by the autocast layer about a call whose policy is keep.
+// What f calls on this thread.
+HT_API Trace trace(const std::function<void()>& f);
+
+// Called by the autocast layer.
 void note_left_alone(const Call& c);
 
 }  // namespace halftone::amp

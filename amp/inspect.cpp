@@ -1,0 +1,270 @@
+// Looking at a step: checks after every operator, statistics of gradients, precisions compared.
+#include "halftone/amp/inspect.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iomanip>
+#include <ostream>
+
+#include "halftone/amp/autocast.h"
+#include "halftone/amp/trace.h"
+#include "halftone/autograd/autograd.h"
+#include "halftone/core/backend.h"
+#include "halftone/core/random.h"
+#include "halftone/ops/copy.h"
+#include "halftone/ops/reduce.h"
+#include "halftone/ops/unary.h"
+
+namespace halftone::amp {
+namespace {
+
+bool floating(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
+
+// The calls of a step, looked at one by one.
+class Looking final : public Watcher {
+ public:
+  void before(const Call& c) override {
+    arguments_finite_ = true;
+    if (found) return;
+    for (auto& t : c.in) arguments_finite_ &= !floating(t) || all_finite(t);
+  }
+  void after(const Call& c, const Tensors& out) override {
+    int64_t number = calls_++;
+    if (found || !arguments_finite_) return;
+    auto written = [&](const Tensor& t, const Meta& m) {
+      if (found || !floating(t) || all_finite(t)) return;
+      const ThreadState& s = thread_state();
+      found = Overflow{.op = c.op->name, .module = s.within ? s.within->object : nullptr, .module_name = "?", .in_backward = in_backward(),
+                       .result = m, .call = number, .parameters = {}};
+    };
+    for (auto& t : out) written(t, t.meta());
+    if (c.op->writes)
+      for (size_t i = 0; i < c.in.size(); ++i) if (c.in[i].defined() && c.op->writes(c, i)) written(c.in[i], c.in[i].meta());
+  }
+  std::optional<Overflow> found;
+
+ private:
+  bool arguments_finite_ = true;
+  int64_t calls_ = 0;
+};
+
+// Puts a step's traces away: gradients, buffers, random numbers.
+class Undo {
+ public:
+  Undo(const std::vector<Tensor>& parameters, const std::vector<Tensor>& buffers) : parameters_(parameters), buffers_(buffers) {
+    NoGrad off;
+    for (auto& p : parameters) {
+      Tensor g = p.grad();
+      grads_.push_back(g.defined() ? g.clone() : Tensor());
+      stamps_.push_back(g.defined() ? grad_stamp(p) : 0);
+    }
+    for (auto& b : buffers) values_.push_back(b.clone());
+    std::vector<Device> devices{Device::cpu()};
+    for (auto& p : parameters)
+      if (std::find(devices.begin(), devices.end(), p.device()) == devices.end()) devices.push_back(p.device());
+    for (auto& d : devices) numbers_.emplace_back(generator().state(d), generator().state(d).clone());
+  }
+  // As it was when this was made, without gradients.
+  void rewind() {
+    NoGrad off;
+    for (auto& p : parameters_) p.zero_grad();
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
+    for (auto& [live, saved] : numbers_) live.copy_(saved);
+  }
+  ~Undo() {
+    rewind();
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      if (grads_[i].defined()) {
+        parameters_[i].set_grad(grads_[i]);
+        set_grad_stamp(parameters_[i], stamps_[i]);
+      }
+  }
+  Undo(const Undo&) = delete;
+
+ private:
+  std::vector<Tensor> parameters_, buffers_, grads_, values_;
+  std::vector<uint64_t> stamps_;
+  std::vector<std::pair<Tensor, Tensor>> numbers_;
+};
+
+std::vector<double> gathered(const std::vector<Tensor>& parameters, double scale) {
+  std::vector<double> all;
+  for (auto& p : parameters)
+    if (Tensor g = p.grad(); g.defined()) for (double v : g.to_vector<double>()) all.push_back(v / scale);
+  return all;
+}
+
+struct TF32 {
+  bool saved = tf32_allowed();
+  explicit TF32(bool on) { allow_tf32(on); }
+  ~TF32() { allow_tf32(saved); }
+};
+
+std::string percent(double share) { return text::cat(std::round(share * 1000) / 10, " %"); }
+
+}  // namespace
+
+bool all_finite(const Tensor& t) {
+  NoGrad off;
+  LayerScope kernels_only(0);
+  return t.numel() == 0 || isfinite(t.detach()).to(DType::i64).sum().item<int64_t>() == t.numel();
+}
+
+std::ostream& operator<<(std::ostream& os, const Overflow& o) {
+  os << o.op << (o.in_backward ? ", in backward," : "") << " gave the first result that is not finite: " << str(o.result) << ", in module '" << o.module_name
+     << "', operator " << o.call << " of the step";
+  if (!o.parameters.empty()) {
+    os << "; gradients that are not finite:";
+    for (auto& p : o.parameters) os << ' ' << p;
+  }
+  return os << '\n';
+}
+
+std::optional<Overflow> find_overflow(const std::function<void()>& step) {
+  Looking looking;
+  {
+    Watching on(looking);
+    step();
+  }
+  return looking.found;
+}
+
+std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, double scale, double at) {
+  HT_CHECK(scale > 0 && at > 0, "gradient_stats: expected scales above 0, got ", scale, " and ", at);
+  std::vector<GradientStats> all;
+  for (auto& [name, p] : named) {
+    GradientStats& s = all.emplace_back();
+    s.name = name;
+    Tensor g = p.grad();
+    if (!g.defined()) continue;
+    s.defined = true;
+    double zeros = 0, vanishing = 0, subnormal = 0;
+    for (double v : g.to_vector<double>()) {
+      double size = std::abs(v) / scale;
+      if (!std::isfinite(v)) ++s.not_finite;
+      else if (v == 0) ++zeros;
+      else {
+        s.largest = std::max(s.largest, size);
+        s.smallest = s.smallest == 0 ? size : std::min(s.smallest, size);
+        if (size * at <= 0x1p-25) ++vanishing;  // half of f16's smallest, which rounds to 0
+        else if (size * at < 0x1p-14) ++subnormal;
+      }
+    }
+    auto n = static_cast<double>(std::max<int64_t>(g.numel(), 1));
+    s.zeros = zeros / n;
+    s.vanishing = vanishing / n;
+    s.subnormal = subnormal / n;
+  }
+  return all;
+}
+std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, const GradScaler& scaler) {
+  double scale = scaler.get_scale();
+  bool scaled = false;
+  for (auto& [name, p] : named) scaled |= p.grad().defined() && grad_stamp(p) != 0;
+  return gradient_stats(named, scaled ? scale : 1, scale);
+}
+
+std::ostream& operator<<(std::ostream& os, const std::vector<GradientStats>& all) {
+  size_t width = 9;
+  for (auto& s : all) width = std::max(width, s.name.size());
+  auto cell = [&](const std::string& v) { os << std::right << std::setw(12) << v; };
+  os << std::left << std::setw(static_cast<int>(width)) << "parameter";
+  for (auto* title : {"largest", "smallest", "zero", "vanishing", "subnormal", "not finite"}) cell(title);
+  os << '\n';
+  for (auto& s : all) {
+    os << std::left << std::setw(static_cast<int>(width)) << s.name;
+    if (!s.defined) {
+      os << "  no gradient\n";
+      continue;
+    }
+    cell(text::cat(s.largest));
+    cell(text::cat(s.smallest));
+    cell(percent(s.zeros));
+    cell(percent(s.vanishing));
+    cell(percent(s.subnormal));
+    cell(std::to_string(s.not_finite));
+    os << '\n';
+  }
+  return os;
+}
+
+std::ostream& operator<<(std::ostream& os, const Advice& a) {
+  os << std::left << std::setw(10) << "precision" << std::right << std::setw(12) << "ms" << std::setw(12) << "peak MiB" << std::setw(18) << "gradient error" << '\n';
+  for (auto& r : a.rows)
+    os << std::left << std::setw(10) << r.precision << std::right << std::setw(12) << text::cat(std::round(r.ms * 1000) / 1000) << std::setw(12)
+       << text::cat(std::round(static_cast<double>(r.peak_bytes) / 1048576 * 10) / 10) << std::setw(18)
+       << (r.finite ? text::cat(std::round(r.gradient_error * 1e6) / 1e6) : "not finite") << '\n';
+  return os << "recommended: " << a.recommended << ", because " << a.reason << '\n';
+}
+
+Advice advise(const std::vector<Tensor>& parameters, const std::vector<Tensor>& buffers, const std::function<Tensor()>& loss, double scale) {
+  HT_CHECK(!parameters.empty(), "advise: there are no parameters");
+  check_may_sync("advise");
+  Device device = parameters[0].device();
+  bool cuda = device.type == DeviceType::cuda;
+  struct Kind { const char* name; std::optional<DType> dtype; bool tf32; };
+  std::vector<Kind> kinds{{"fp32", {}, false}};
+  if (cuda) kinds.push_back({"tf32", {}, true});
+  kinds.insert(kinds.end(), {{"bf16", DType::bf16, false}, {"fp16", DType::f16, false}});
+
+  Undo undo(parameters, buffers);
+  Advice a;
+  std::vector<std::vector<double>> times(kinds.size());
+  std::vector<double> reference;
+  constexpr int rounds = 7;
+  for (int round = 0; round <= rounds; ++round)  // the first one warms up
+    for (size_t k = 0; k < kinds.size(); ++k) {
+      undo.rewind();
+      TF32 tf32(kinds[k].tf32);
+      bool scaled = kinds[k].dtype == DType::f16;
+      backend(device.type).synchronize(device.index);
+      reset_peak_memory(device);
+      int64_t before = memory_stats(device).allocated;
+      auto start = std::chrono::steady_clock::now();
+      Tensor value;
+      {
+        Autocast region({.dtype = kinds[k].dtype, .enabled = kinds[k].dtype.has_value()});
+        value = loss();
+      }
+      (scaled ? value.to(DType::f32) * scale : value).backward();
+      backend(device.type).synchronize(device.index);
+      double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+      if (round > 0) {
+        times[k].push_back(ms);
+        continue;
+      }
+      auto g = gathered(parameters, scaled ? scale : 1);
+      if (k == 0) reference = g;
+      HT_CHECK(g.size() == reference.size(), "advise: in ", kinds[k].name, " other parameters have gradients than in fp32");
+      double difference = 0, size = 0;
+      for (size_t i = 0; i < g.size(); ++i) {
+        difference += (g[i] - reference[i]) * (g[i] - reference[i]);
+        size += reference[i] * reference[i];
+      }
+      a.rows.push_back({.precision = kinds[k].name, .ms = 0, .peak_bytes = memory_stats(device).peak - before,
+                        .gradient_error = size > 0 ? std::sqrt(difference / size) : std::sqrt(difference), .finite = std::isfinite(difference)});
+    }
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    std::sort(times[k].begin(), times[k].end());
+    a.rows[k].ms = times[k][times[k].size() / 2];
+  }
+
+  // The fastest one whose gradients are sound; among those within 10 % of it, the most exact.
+  constexpr double sound = 0.05, close = 1.1;
+  double fastest = a.rows[0].ms;
+  for (auto& r : a.rows) if (r.finite && r.gradient_error <= sound) fastest = std::min(fastest, r.ms);
+  const Advice::Row* best = nullptr;
+  for (auto& r : a.rows)
+    if (r.finite && r.gradient_error <= sound && r.ms <= fastest * close && (!best || r.gradient_error < best->gradient_error)) best = &r;
+  if (!best) best = &a.rows[0];
+  a.recommended = best->precision;
+  double gain = a.rows[0].ms / best->ms;
+  if (best == &a.rows[0]) a.reason = "nothing sound is more than 10 % faster than fp32 here";
+  else
+    a.reason = text::cat("it takes ", std::round(a.rows[0].ms / best->ms * 100) / 100, " times less time than fp32 with gradients that differ by ",
+                         percent(best->gradient_error), gain < 1 ? ", though it is not faster" : "");
+  return a;
+}
+
+}  // namespace halftone::amp

@@ -1,0 +1,132 @@
+// Looking inside: the operator that made an inf, gradients that vanish, precisions compared.
+#include <sstream>
+
+#include "halftone/halftone.h"
+#include "halftone/tests/catch.h"
+#include "halftone/tests/operators.h"
+
+using namespace halftone;
+using Catch::Contains;
+
+namespace {
+
+struct Net : nn::Module {
+  nn::Linear a{6, 5}, b{5, 3};
+  double factor = 1;
+  HT_FIELDS(a, b)
+  Tensor forward(const Tensor& x) override { return b(relu(a(x)) * factor); }
+};
+Net net_of(uint64_t seed) {
+  manual_seed(seed);
+  return {};
+}
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+TEST_CASE("the operator, module and parameters of an overflow are named") {
+  Net net = net_of(1);
+  Tensor x = randn({4, 6});
+  CHECK_FALSE(amp::find_overflow(net, [&] { net(x).sum().backward(); }));
+  { NoGrad off; net.b.weight.fill_(3e38f); }
+  net.zero_grad();
+  auto found = amp::find_overflow(net, [&] { net(abs(x) + 10).sum().backward(); });
+  REQUIRE(found);
+  CHECK(found->op == "linear");
+  CHECK(found->module_name == "b");
+  CHECK_FALSE(found->in_backward);
+  // In backward: the activation is fine, what comes back is not.
+  net = net_of(1);
+  net.factor = 1e30;
+  Tensor y = net(x) * 0;
+  found = amp::find_overflow(net, [&] { (net(x) * 1e30).sum().backward(); });
+  REQUIRE(found);
+  CHECK(found->op == "mul");
+  net.zero_grad();
+  Tensor loss = net(x).sum();
+  found = amp::find_overflow(net, [&] { loss.backward({.gradient = full({}, 3e30)}); });
+  REQUIRE(found);
+  CHECK(found->in_backward);
+  CHECK(found->op == "matmul");
+  CHECK(found->module_name == "b");
+  CHECK(found->parameters == std::vector<std::string>{"a.weight", "a.bias", "b.weight"});
+  std::ostringstream text;
+  text << *found;
+  CHECK_THAT(text.str(), Contains("matmul, in backward, gave the first result that is not finite: [3, 5] (f32), in module 'b'") && Contains("gradients that are not finite: a.weight"));
+}
+
+TEST_CASE("an inf planted in any operator is found there") {
+  static Kernel real;
+  int planted = 0;
+  for (const OpDef* op : registry()) {
+    if (op->view || op->writes) continue;
+    Sample s = op->samples()[2];
+    Tensors in = tests::make_inputs(s, DType::f32), y = call_all(*op, in, s.attrs);
+    if (!is_floating(y[0].dtype()) || y[0].numel() == 0) continue;
+    INFO(op->name);
+    Kernel& slot = const_cast<OpDef*>(op)->kernel[0];
+    real = slot;
+    slot = [](const Call& c, std::span<Tensor> out) {
+      real(c, out);
+      if (out[0].dtype() == DType::f32) out[0].data<float>()[0] = inf;
+    };
+    auto found = amp::find_overflow([&] { call_all(*op, in, s.attrs); });
+    slot = real;
+    if (y[0].dtype() != DType::f32) continue;
+    REQUIRE(found);
+    CHECK(found->op == op->name);
+    ++planted;
+  }
+  CHECK(planted > 40);
+}
+
+TEST_CASE("how much of a gradient vanishes at a scale") {
+  Tensor p = zeros({8}, {.requires_grad = true});
+  p.set_grad(tensor({1.f, 0.f, 1e-9f, -1e-6f, inf, 3e-8f, 2e-8f, -4.f}));
+  auto s = amp::gradient_stats({{"p", p}, {"q", zeros({2}, {.requires_grad = true})}}, 1, 1);
+  REQUIRE(s.size() == 2);
+  CHECK(s[0].largest == 4);
+  CHECK(s[0].smallest == Approx(1e-9));
+  CHECK(s[0].zeros == 1. / 8);
+  CHECK(s[0].vanishing == 2. / 8);   // 1e-9 and 2e-8, below half of 2^-24
+  CHECK(s[0].subnormal == 2. / 8);   // 1e-6 and 3e-8
+  CHECK(s[0].not_finite == 1);
+  CHECK_FALSE(s[1].defined);
+  CHECK(amp::gradient_stats({{"p", p}}, 1, 65536)[0].vanishing == 0);
+  amp::GradScaler scaler({.init_scale = 1024});
+  Tensor w = ones({4}, {.requires_grad = true});
+  scaler.scale((w * 1e-10).sum()).backward();
+  auto scaled = amp::gradient_stats({{"w", w}}, scaler);
+  CHECK(scaled[0].largest == Approx(1e-10));
+  CHECK(scaled[0].vanishing == 0);
+  CHECK_THROWS_WITH(amp::gradient_stats({}, 0, 1), "gradient_stats: expected scales above 0, got 0 and 1");
+  std::ostringstream text;
+  text << s;
+  CHECK_THAT(text.str(), Contains("vanishing") && Contains("25 %") && Contains("no gradient"));
+}
+
+TEST_CASE("advice about precision: measured, with a reason, and nothing changed") {
+  Net net = net_of(3);
+  Tensor x = randn({16, 6}), target = randint(0, 3, {16});
+  cross_entropy(net(x), target).backward();
+  auto grads = net.a.weight.grad().to_vector<float>();
+  Tensor next = (manual_seed(5), rand({4}));
+  manual_seed(5);
+  amp::Advice a = amp::advise(net, [&] { return cross_entropy(net(x + rand({16, 6}) * 0.01), target); });
+  REQUIRE(a.rows.size() == 3);
+  CHECK(a.rows[0].precision == "fp32");
+  CHECK(a.rows[0].gradient_error == 0);
+  for (auto& r : a.rows) {
+    CHECK(r.finite);
+    CHECK(r.ms > 0);
+    CHECK(r.peak_bytes > 0);
+  }
+  CHECK(a.rows[1].gradient_error > 1e-4);  // bf16
+  CHECK(a.rows[2].gradient_error < a.rows[1].gradient_error);
+  CHECK_FALSE(a.reason.empty());
+  CHECK(net.a.weight.grad().to_vector<float>() == grads);
+  CHECK(rand({4}).to_vector<float>() == next.to_vector<float>());
+  std::ostringstream text;
+  text << a;
+  CHECK_THAT(text.str(), Contains("recommended: " + a.recommended + ", because "));
+}
