@@ -57,4 +57,14 @@ Tensor Sequential::forward(const Tensor& x) {
   return y;
 }
 
+PrecisionIsland::PrecisionIsland(Any module, DType dtype) : held_(std::move(module)), dtype_(dtype) {
+  HT_CHECK(is_floating(dtype), "nn::PrecisionIsland: expected a floating dtype, got ", dtype);
+  held_.get().to(dtype);
+}
+Tensor PrecisionIsland::forward(const Tensor& x) {
+  Tensor in = x.to(dtype_);
+  LayerScope off(Layer::autocast, false);
+  return held_(in);
+}
+
 }  // namespace halftone::nn

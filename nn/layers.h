@@ -203,4 +203,23 @@ class HT_API Sequential : public ModuleList {
   bool fuse_ = true;
 };
 
+// A module that runs in one dtype whatever region surrounds it: its parameters and its argument are converted to it, and
+// autocast is off inside. It adds nothing to names.
+//   nn::PrecisionIsland stable{nn::Linear(128, 10), DType::f32};
+class HT_API PrecisionIsland final : public Module {
+ public:
+  PrecisionIsland(Any module, DType dtype);
+  DType dtype() const { return dtype_; }
+  Module& module() const { return held_.get(); }
+
+  using Module::forward;
+  void ht_fields(Fields& f) override { f.list(*this, "", held_); }
+  auto clone() const { return nn::clone(*this, held_); }
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Any held_;
+  DType dtype_;
+};
+
 }  // namespace halftone::nn

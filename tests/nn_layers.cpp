@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "halftone/amp/amp.h"
 #include "halftone/autograd/autograd.h"
 #include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"
@@ -260,4 +261,30 @@ TEST_CASE("a layer's call allocates no more than its operator") {
   CHECK(count([&] { fc(x); }) == alone);
   CHECK(count([&] { s(x); }) == count([&] { linear_relu(x, w, b); }));
   CHECK(fc.weight.body()->owners == 1);
+}
+
+TEST_CASE("an island runs in its own dtype inside any region, both ways") {
+  manual_seed(3);
+  nn::Sequential net{nn::Linear(6, 5), nn::ReLU(), nn::PrecisionIsland(nn::Linear(5, 4), DType::f32), nn::Linear(4, 3)};
+  std::vector<std::string> names;
+  for (auto& [name, p] : net.named_parameters()) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"});
+  Tensor x = randn({2, 6}), y;
+  auto ran = amp::trace([&] {
+    amp::Autocast region({.dtype = DType::bf16});
+    y = net(x);
+  });
+  std::vector<DType> products;
+  for (auto& l : ran.lines) if (l.op.starts_with("linear")) products.push_back(l.in[0].dtype);
+  CHECK(products == std::vector<DType>{DType::bf16, DType::f32, DType::bf16});
+  y.sum().backward();
+  for (auto& p : net.parameters()) CHECK(p.grad().dtype() == DType::f32);
+  nn::PrecisionIsland wide(nn::Linear(5, 4), DType::f64);
+  CHECK(wide(randn({2, 5})).dtype() == DType::f64);
+  CHECK(wide.parameters()[0].dtype() == DType::f64);
+  nn::PrecisionIsland low(nn::Linear(5, 4), DType::bf16);
+  CHECK(low(randn({2, 5})).dtype() == DType::bf16);
+  auto copy = wide.clone();
+  CHECK(copy.dtype() == DType::f64);
+  CHECK_THROWS_WITH(nn::PrecisionIsland(nn::Linear(5, 4), DType::i64), "nn::PrecisionIsland: expected a floating dtype, got i64");
 }
