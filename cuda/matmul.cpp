@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 
+#include "halftone/core/backend.h"
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/matmul_epilogue.h"
 #include "halftone/cuda/runtime.h"
