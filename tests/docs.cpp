@@ -22,10 +22,10 @@ const char* policy_name(Cast c) {
   }
 }
 
-// The library's own: programs may have registered theirs.
+// By name.
 std::vector<const OpDef*> sorted_operators() {
   std::vector<const OpDef*> all;
-  for (const OpDef* op : library_ops()) all.push_back(op);
+  for (const OpDef* op : registry()) all.push_back(op);
   std::sort(all.begin(), all.end(), [](auto* a, auto* b) { return std::string_view(a->name) < b->name; });
   return all;
 }
