@@ -14,6 +14,8 @@ void fill_cuda_loss();
 void fill_cuda_index();
 void fill_cuda_random();
 void fill_cuda_update();
+void fill_cuda_optimizers();
+void fill_cuda_schedule();
 void fill_cuda_matmul();
 
 }  // namespace halftone::cuda

@@ -2,6 +2,7 @@
 #include "halftone/ops/all.h"
 
 #include "halftone/ops/binary.h"
+#include "halftone/ops/optimizers.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/unary.h"
 
@@ -12,11 +13,13 @@ std::span<OpDef* const> library_ops() {
     fill_cpu_unary();
     fill_cpu_binary();
     fill_cpu_reduce();
+    fill_cpu_optimizers();
     std::vector<OpDef*> ops;
     elementwise::each(unary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&unary::def<Op>); });
     elementwise::each(binary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&binary::def<Op>); });
     elementwise::each(reduce::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&reduce::def<Op>); });
-    for (auto family : {copy_ops(), shape_ops(), reduce_ops(), matmul_ops(), softmax_ops(), loss_ops(), index_ops(), random_ops(), update_ops()})
+    elementwise::each(update::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&update::def<Op>); });
+    for (auto family : {copy_ops(), shape_ops(), reduce_ops(), matmul_ops(), softmax_ops(), loss_ops(), index_ops(), random_ops(), update_ops(), schedule_ops()})
       ops.insert(ops.end(), family.begin(), family.end());
     return ops;
   }();

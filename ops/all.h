@@ -7,6 +7,7 @@ namespace halftone {
 void fill_cpu_unary();
 void fill_cpu_binary();
 void fill_cpu_reduce();
+void fill_cpu_optimizers();
 std::span<OpDef* const> copy_ops();
 std::span<OpDef* const> shape_ops();
 std::span<OpDef* const> reduce_ops();
@@ -16,5 +17,6 @@ std::span<OpDef* const> loss_ops();
 std::span<OpDef* const> index_ops();
 std::span<OpDef* const> random_ops();
 std::span<OpDef* const> update_ops();
+std::span<OpDef* const> schedule_ops();
 
 }  // namespace halftone

@@ -10,67 +10,8 @@
 namespace halftone {
 namespace {
 
-using update::item;
-
 // Contiguous tensors are what optimizers hold; anything else goes through a dense copy of the gradient.
 Tensor dense(const Tensor& t) { return t.contiguous(); }
-
-template <class T> struct Updated { T* p; const T* g; T* first; T* second; };
-
-struct Common {
-  double lr, grad_scale;
-  int64_t step;
-  bool skip;
-  explicit Common(const Call& c)
-      : lr(*c.in[update::lr_at].data<double>()),
-        grad_scale(c.has(update::grad_scale_at) ? *c.in[update::grad_scale_at].data<float>() : 1),
-        step(*c.in[update::step_at].data<int64_t>()),
-        skip(c.has(update::found_inf_at) && *c.in[update::found_inf_at].data<float>() != 0) {}
-};
-
-// Runs element(p, g, state1, state2) over every parameter in its accumulation type, writing parameter, states and shadow.
-template <class F> void update_all(const Call& c, int n, size_t states, const update::Rounding& rounding, const Common& common, F element) {
-  if (common.skip) return;
-  for (int i = 0; i < n; ++i) {
-    const Tensor &p = item(c, n, 0, i), &shadow = item(c, n, 2 + states, i);
-    Tensor g = dense(item(c, n, 1, i));
-    visit<floating_types>(p.dtype(), [&]<class P>(Type<P>) {
-      using C = accumulate_t<P>;
-      visit<floating_types>(g.dtype(), [&]<class G>(Type<G>) {
-        P* pp = p.data<P>();
-        const G* gp = g.data<G>();
-        C *s1 = states > 0 && item(c, n, 2, i).defined() ? item(c, n, 2, i).data<C>() : nullptr;
-        C *s2 = states > 1 ? item(c, n, 3, i).data<C>() : nullptr;
-        parallel_for(p.numel(), parallel_grain, [&](int64_t begin, int64_t end) {
-          for (int64_t k = begin; k < end; ++k) {
-            C none1 = 0, none2 = 0;
-            C value = element(C(pp[k]), C(compute_t<G>(gp[k])) * static_cast<C>(common.grad_scale), s1 ? s1[k] : none1, s2 ? s2[k] : none2);
-            pp[k] = update::round_parameter<P>(value, rounding, common.step, k);
-          }
-        });
-        if (shadow.defined()) call_all(op::copy, {shadow, p});
-      });
-    });
-  }
-  *c.in[update::step_at].data<int64_t>() = common.step + 1;
-}
-
-void run_sgd(const Call& c, std::span<Tensor>) {
-  auto a = c.as<update::SgdAttrs>();
-  Common common(c);
-  update_all(c, a.n, 1, a.rounding, common, [&]<class C>(C p, C g, C& momentum, C&) {
-    return update::sgd_element(p, g, momentum, a, static_cast<C>(common.lr), common.step == 0);
-  });
-}
-
-void run_adam(const Call& c, std::span<Tensor>) {
-  auto a = c.as<update::AdamAttrs>();
-  Common common(c);
-  double t = static_cast<double>(common.step + 1), correction1 = 1 - std::pow(a.beta1, t), correction2 = 1 - std::pow(a.beta2, t);
-  update_all(c, a.n, 2, a.rounding, common, [&]<class C>(C p, C g, C& m, C& v) {
-    return update::adam_element(p, g, m, v, a, static_cast<C>(common.lr), static_cast<C>(correction1), static_cast<C>(correction2));
-  });
-}
 
 // Writes g * inverse for each gradient, or only looks; raises found_inf at a value that is not finite.
 template <bool multiply> void run_unscale(const Call& c, std::span<Tensor>) {
@@ -142,52 +83,24 @@ void run_scale_all(const Call& c, std::span<Tensor>) {
     });
 }
 
+void run_clamp_all(const Call& c, std::span<Tensor>) {
+  double limit = c.as<double>();
+  for (auto& t : c.in)
+    visit<floating_types>(t.dtype(), [&]<class T>(Type<T>) {
+      using C = compute_t<T>;
+      T* p = t.data<T>();
+      C most = static_cast<C>(limit);
+      Rows<1>(t.shape(), {t.strides()}).run([&](auto at, auto step, int64_t n) {
+        for (int64_t k = 0; k < n; ++k) {
+          C v = C(p[at[0] + k * step[0]]);
+          p[at[0] + k * step[0]] = T(v > most ? most : v < -most ? -most : v);
+        }
+      });
+    });
+}
+
 Metas nothing(const Call&) { return {}; }
 
-// Parameters, states and shadow copies are written element by element: contiguous, and alike.
-template <class A> Metas infer_optimizer(const Call& c) {
-  int n = c.as<A>().n;
-  size_t lists = (c.in.size() - update::lists_at) / static_cast<size_t>(std::max(n, 1));
-  for (int i = 0; i < n; ++i) {
-    const Meta& p = item(c, n, 0, i).meta();
-    HT_CHECK(is_floating(p.dtype) && p.contiguous(), c.op->name, ": parameter ", i, " ", p, " must be contiguous and floating, its strides are ", p.strides);
-    for (size_t k = 1; k < lists; ++k) {
-      const Tensor& t = item(c, n, k, i);
-      if (!t.defined()) continue;
-      bool state = k > 1 && k + 1 < lists;
-      DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
-      HT_CHECK(t.shape() == p.shape && is_floating(t.dtype()) && (k == 1 || t.is_contiguous()) && (!state || t.dtype() == wide), c.op->name, ": ",
-               k == 1 ? "gradient " : state ? "state " : "shadow copy ", i, " is ", t.meta(), ", the parameter is ", p);
-    }
-  }
-  return {};
-}
-
-// Everything from `step` on but the gradients and the two control tensors.
-template <class A> bool optimizer_writes(const Call& c, size_t i) {
-  if (i < update::lists_at) return i == update::step_at;
-  return (i - update::lists_at) / static_cast<size_t>(c.as<A>().n) != 1;
-}
-
-template <class A> std::vector<Sample> optimizer_samples(size_t states, std::initializer_list<A> variants) {
-  std::vector<Sample> all;
-  for (A a : variants)
-    for (auto& shape : {Shape{1}, Shape{33}, Shape{5, 7}, Shape{1030}}) {
-      Sample s;
-      s.in = {{.shape = {}, .low = 0.1, .high = 0.2, .dtype = DType::f64, .differentiable = false},
-              {.shape = {}, .low = 0, .high = 3, .dtype = DType::i64, .differentiable = false},
-              {.shape = {}, .low = 0.5, .high = 1, .dtype = DType::f32, .differentiable = false},
-              {.shape = {}, .low = 0, .high = 1e-9, .dtype = DType::f32, .differentiable = false, .present = false}};
-      a.n = 2;
-      for (size_t k = 0; k < 2 + states + 1; ++k)
-        for (int i = 0; i < a.n; ++i)
-          s.in.push_back({.shape = i == 0 ? shape : Shape{3}, .low = k < 2 ? -2.0 : 0.0, .high = 2, .differentiable = false, .present = k < 2 + states,
-                          .wide = k >= 2});
-      s.attrs = Attrs::of(a);
-      all.push_back(s);
-    }
-  return all;
-}
 std::vector<Sample> list_samples(size_t controls) {
   std::vector<Sample> all;
   for (auto& shape : {Shape{1}, Shape{7}, Shape{33}, Shape{257}, Shape{0}, Shape{5, 7}, Shape{2, 3, 4}, Shape{5000}}) {
@@ -203,22 +116,6 @@ std::vector<Sample> list_samples(size_t controls) {
 }  // namespace
 
 namespace op {
-
-constinit OpDef sgd = {
-    .name = "sgd", .doc = "one step of stochastic gradient descent with momentum over many parameters", .cast = Cast::keep,
-    .infer = infer_optimizer<update::SgdAttrs>, .writes = optimizer_writes<update::SgdAttrs>,
-    .samples = [] {
-      return optimizer_samples<update::SgdAttrs>(1, {{0, 0.9, 0, 0, false, false}, {0, 0.9, 0.1, 0.1, false, true}, {0, 0.9, 0, 0.01, true, false, {7, true}}});
-    },
-    .kernel = {run_sgd}};
-
-constinit OpDef adam = {
-    .name = "adam", .doc = "one step of Adam or AdamW over many parameters", .cast = Cast::keep,
-    .infer = infer_optimizer<update::AdamAttrs>, .writes = optimizer_writes<update::AdamAttrs>,
-    .samples = [] {
-      return optimizer_samples<update::AdamAttrs>(2, {{0, 0.9, 0.999, 1e-8, 0, false, false}, {0, 0.8, 0.99, 1e-3, 0.1, false, true}, {0, 0.9, 0.999, 1e-8, 0.1, true, false}});
-    },
-    .kernel = {run_adam}};
 
 constinit OpDef unscale = {
     .name = "unscale", .doc = "multiplies gradients by the inverse scale and flags any that is not finite", .cast = Cast::keep,
@@ -267,10 +164,21 @@ constinit OpDef scale_all = {
     .samples = [] { return list_samples(1); },
     .kernel = {run_scale_all}};
 
+constinit OpDef clamp_all = {
+    .name = "clamp_all", .doc = "limits the elements of many tensors to [-limit, limit]", .cast = Cast::keep,
+    .infer = nothing, .writes = [](const Call&, size_t) { return true; },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] {
+      std::vector<Sample> all = list_samples(0);
+      for (auto& s : all) s.attrs = Attrs::of(0.75);
+      return all;
+    },
+    .kernel = {run_clamp_all}};
+
 }  // namespace op
 
 std::span<OpDef* const> update_ops() {
-  static constexpr OpDef* all[] = {&op::sgd, &op::adam, &op::unscale, &op::check_finite, &op::scaler_update, &op::total_norm, &op::scale_all};
+  static constexpr OpDef* all[] = {&op::unscale, &op::check_finite, &op::scaler_update, &op::total_norm, &op::scale_all, &op::clamp_all};
   return all;
 }
 
@@ -283,6 +191,9 @@ void scale_all_(const std::vector<Tensor>& tensors, const Tensor& factor) {
   Tensors in{is_16bit_dtype(factor.dtype()) ? factor.to(DType::f32) : factor};
   in.append(tensors.data(), tensors.data() + tensors.size());
   call_all(op::scale_all, std::move(in));
+}
+void clamp_all_(const std::vector<Tensor>& tensors, double limit) {
+  if (!tensors.empty()) call_all(op::clamp_all, Tensors(std::span(tensors)), Attrs::of(limit));
 }
 
 }  // namespace halftone

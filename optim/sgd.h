@@ -1,6 +1,6 @@
 #pragma once
 // Stochastic gradient descent.
-#include "halftone/optim/optimizer.h"
+#include "halftone/optim/fused.h"
 
 namespace halftone::optim {
 
@@ -11,18 +11,12 @@ struct SGDOptions {
 
 // g += weight_decay * p; m = momentum * m + (1 - dampening) * g (m = g at the first step); p -= lr * m, or with nesterov
 // p -= lr * (g + momentum * m) (Sutskever et al., "On the importance of initialization and momentum", 2013).
-class HT_API SGD final : public Optimizer {
+class HT_API SGD final : public Fused<SGD, SGDOptions, update::Sgd> {
  public:
-  explicit SGD(std::vector<Tensor> params, SGDOptions o = {});
-  explicit SGD(std::vector<Group<SGDOptions>> groups);
-  void add_group(std::vector<Tensor> params, SGDOptions o);
-  const char* name() const override { return "SGD"; }
-
- private:
-  const OpDef& op() const override;
-  Attrs attrs(size_t group, int n) const override;
-  bool uses_state(size_t group, size_t) const override { return options_[group].momentum != 0; }
-  std::vector<SGDOptions> options_;
+  using Fused::Fused;
+  static constexpr auto title = "SGD";
+  static void check(const SGDOptions& o);
+  static update::Sgd settings(const SGDOptions& o) { return {o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize}; }
 };
 
 }  // namespace halftone::optim

@@ -137,11 +137,17 @@ const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
     "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
 
+bool is_optimizer(std::string_view op) {
+  bool found = false;
+  elementwise::each(update::All{}, [&]<class Op>(Type<Op>) { found |= op == Op::name; });
+  return found;
+}
+
 Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (exact.contains(op)) return {};
   if (op == "normal" && dtype != DType::f64) return {};
   // Values around 2 whose difference may be small: devices fuse multiply-adds, the CPU does not.
-  if (op == "sgd" || op == "adam") return {.ulps = 8, .absolute = 8 * epsilon(dtype == DType::f64 ? dtype : DType::f32)};
+  if (is_optimizer(op)) return {.ulps = 8, .absolute = 8 * epsilon(dtype == DType::f64 ? dtype : DType::f32)};
   if (!sums.contains(op)) return {.ulps = 8};
   return {.ulps = 4, .absolute = 4 * epsilon(dtype == DType::f64 ? dtype : DType::f32) * static_cast<double>(elements)};
 }
@@ -465,12 +471,13 @@ struct Optimizing {
     host.push_back(t);
     device.push_back(t.defined() ? t.to(gpu) : Tensor());
   }
-  Optimizing(int n, size_t states, DType p, DType g, DType shadow, double found_inf) {
+  Optimizing(int n, size_t states, bool memory, DType p, DType g, DType shadow, double found_inf) {
     DType wide = p == DType::f64 ? p : DType::f32;
     add(tensor(0.1));
     add(tensor<int64_t>(3));
     add(tensor(0.5f));
     add(tensor(static_cast<float>(found_inf)));
+    add(memory ? tensor(0.7) : Tensor());
     for (size_t list = 0; list < 3 + states; ++list)
       for (int i = 0; i < n; ++i) {
         Shape shape{i * 37 % 300 + (i == 7 ? 70000 : 0)};
@@ -497,8 +504,8 @@ TEST_CASE("optimizers over many tensors") {
     for (double found_inf : {0.0, 1.0}) {
       INFO(name(p) << ", gradients " << name(g) << ", copies " << name(shadow) << ", found_inf " << found_inf);
       constexpr int n = 150;
-      auto compare_step = [&](const OpDef& op, size_t states, const Attrs& attrs) {
-        Optimizing o(n, states, p, g, shadow, found_inf);
+      auto compare_step = [&](const OpDef& op, size_t states, bool memory, const Attrs& attrs) {
+        Optimizing o(n, states, memory, p, g, shadow, found_inf);
         run(op, o.host, attrs);
         run(op, o.device, attrs);
         for (size_t i = 0; i < o.host.size(); ++i) {
@@ -508,8 +515,11 @@ TEST_CASE("optimizers over many tensors") {
           check_same(o.host[i], o.device[i], found_inf != 0 ? Bound{} : rounding);
         }
       };
-      compare_step(op::sgd, 1, Attrs::of(update::SgdAttrs{n, 0.9, 0.1, 0.01, true, false}));
-      compare_step(op::adam, 2, Attrs::of(update::AdamAttrs{n, 0.9, 0.999, 1e-8, 0.01, true, false}));
+      elementwise::each(update::All{}, [&]<class Op>(Type<Op>) {
+        INFO(Op::name);
+        for (auto& settings : Op::examples())
+          compare_step(update::def<Op>, Op::states.size(), update::has_memory<Op>, Attrs::of(update::Given<Op>{n, settings, {5, true}}));
+      });
     }
 }
 

@@ -13,6 +13,15 @@
 
 namespace halftone::tests {
 
+inline const std::set<std::string_view>& optimizer_names() {
+  static const auto names = [] {
+    std::set<std::string_view> n;
+    elementwise::each(update::All{}, [&]<class Op>(Type<Op>) { n.insert(Op::name); });
+    return n;
+  }();
+  return names;
+}
+
 // Calls f(operator, sample, its number) for all of them.
 template <class F> void each_sample(F f) {
   for (const OpDef* op : registry()) {

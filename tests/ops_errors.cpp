@@ -157,10 +157,10 @@ TEST_CASE("errors of optimizers") {
   TEXT(optim::SGD({w * 2}), "SGD: parameter 0 is not a leaf that requires a gradient");
   TEXT(optim::Adam({w, w}), "Adam: parameter 1 [2, 3] (f32) is given twice");
   TEXT(optim::SGD({w}, {.lr = -1}), "SGD: expected lr of 0 or more, got -1");
-  TEXT(optim::SGD({w}, {.momentum = -.5}), "SGD: expected momentum and weight_decay of 0 or more, got -0.5 and 0");
+  TEXT(optim::SGD({w}, {.momentum = -.5}), "SGD: expected momentum of 0 or more, got -0.5");
   TEXT(optim::SGD({w}, {.nesterov = true}), "SGD: nesterov needs a momentum and no dampening");
-  TEXT(optim::Adam({w}, {.beta1 = 1}), "Adam: expected beta1 and beta2 in [0, 1), got 1 and 0.999");
-  TEXT(optim::AdamW({w}, {.eps = -1}), "AdamW: expected lr, eps and weight_decay of 0 or more, got 0.001, -1 and 0.01");
+  TEXT(optim::Adam({w}, {.beta1 = 1}), "Adam: expected beta1 in [0, 1), got 1");
+  TEXT(optim::AdamW({w}, {.eps = -1}), "AdamW: expected eps of 0 or more, got -1");
   TEXT(optim::clip_grad_norm_({w}, -1), "clip_grad_norm_: expected max_norm of 0 or more, got -1");
   Tensor turned = ones({2, 3}).t().requires_grad_();
   optim::SGD opt({turned});

@@ -16,7 +16,7 @@ const Names approximate = {"rsqrt", "exp", "erf", "log", "log1p", "sin", "cos", 
 const Names products = {"matmul", "linear", "linear_relu", "linear_gelu"};
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
-const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "sgd", "adam"};
+const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad"};
 
 Names binary_names() {
   Names n;
@@ -63,7 +63,7 @@ Bound bound_of(const OpDef& op, const Sample& s, const Tensors& in, DType t) {
     double n = static_cast<double>(std::max<int64_t>(in[0].numel(), 1));
     return {4 + std::log2(n), call(op, in_f64(s, in, true), s.attrs).to_vector<double>(), .5};
   }
-  if (composites.contains(name)) return {.factor = 32, .ulps = last};
+  if (composites.contains(name) || optimizer_names().contains(name)) return {.factor = 32, .ulps = last};
   return {};
 }
 
@@ -139,7 +139,7 @@ const Names any_layout_of_fixed_dtype = {"where", "one_hot", "cross_entropy", "c
 
 bool may_vary(const OpDef& op, const Sample& s, const Tensors& in, size_t i) {
   if (!in[i].defined() || contiguous_only.contains(op.name)) return false;
-  if ((std::string_view(op.name) == "sgd" || std::string_view(op.name) == "adam") && i != update::lists_at + 2) return false;
+  if (optimizer_names().contains(op.name) && i != update::lists_at + 2) return false;
   return !s.in[i].dtype || any_layout_of_fixed_dtype.contains(op.name);
 }
 
