@@ -1,4 +1,7 @@
 #pragma once
 // Every optimizer.
 #include "halftone/optim/adam.h"
+#include "halftone/optim/adaptive.h"
+#include "halftone/optim/average.h"
+#include "halftone/optim/schedule.h"
 #include "halftone/optim/sgd.h"

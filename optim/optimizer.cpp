@@ -118,6 +118,10 @@ void Optimizer::step(const StepControls& controls) {
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   for (size_t g = 0; g < groups_.size(); ++g) step_group(g, controls);
+  std::erase_if(after_step_, [&](auto& f) {
+    for (size_t g = 0; g < groups_.size(); ++g) if (!f(g, groups_[g].lr, controls.found_inf)) return true;
+    return false;
+  });
 }
 
 void Optimizer::step_group(size_t g, const StepControls& controls) {
@@ -154,14 +158,20 @@ void Optimizer::regroup(ParameterGroup& group, const std::vector<Tensor>& grads)
     std::vector<size_t> with, without;
     for (size_t i : c.members) (has_grad(i) ? with : without).push_back(i);
     bool split = !with.empty() && !without.empty();
-    if (!with.empty()) result.push_back({c.steps, std::move(with)});
-    if (!without.empty()) result.push_back({split ? c.steps.clone() : c.steps, std::move(without)});
+    auto own = [&](const Tensor& t) { return split && t.defined() ? t.clone() : t; };
+    if (!with.empty()) result.push_back({c.steps, c.memory, std::move(with)});
+    if (!without.empty()) result.push_back({own(c.steps), own(c.memory), std::move(without)});
   }
   if (!fresh.members.empty()) {
-    fresh.steps = zeros({}, {.dtype = DType::i64, .device = group.params[fresh.members[0]].device()});
+    start(fresh, 0, group.params[fresh.members[0]].device());
     result.push_back(std::move(fresh));
   }
   group.cohorts = std::move(result);
+}
+
+void Optimizer::start(Cohort& c, int64_t steps, Device device) const {
+  c.steps = full({}, steps, {.dtype = DType::i64, .device = device});
+  if (auto memory = first_memory()) c.memory = full({}, *memory, {.dtype = DType::f64, .device = device});
 }
 
 void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>& grads, const StepControls& controls) {
@@ -169,7 +179,8 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>&
   auto n = cohort.members.size();
   size_t kinds = state_names_.size();
   follow(cohort.steps, group.params[cohort.members[0]]);
-  Tensors in{group.lr, cohort.steps, controls.grad_scale, controls.found_inf};
+  follow(cohort.memory, group.params[cohort.members[0]]);
+  Tensors in{group.lr, cohort.steps, controls.grad_scale, controls.found_inf, cohort.memory};
   in.resize(update::lists_at + n * (3 + kinds));
   auto slot = [&](size_t list, size_t k) -> Tensor& { return in[update::lists_at + list * n + k]; };
   for (size_t k = 0; k < n; ++k) {
@@ -213,7 +224,10 @@ StateDict Optimizer::state_dict() const {
     std::string at = std::to_string(g);
     s.add(at + ".lr", group.lr);
     for (auto& c : group.cohorts)
-      for (size_t i : c.members) s.add(text::cat(at, ".", i, ".steps"), c.steps);
+      for (size_t i : c.members) {
+        s.add(text::cat(at, ".", i, ".steps"), c.steps);
+        if (c.memory.defined()) s.add(text::cat(at, ".", i, ".memory"), c.memory);
+      }
     for (size_t k = 0; k < state_names_.size(); ++k)
       for (size_t i = 0; i < group.params.size(); ++i)
         if (group.states[k][i].defined()) s.add(text::cat(at, ".", i, ".", state_names_[k]), group.states[k][i]);
@@ -234,6 +248,9 @@ void Optimizer::load_state_dict(const StateDict& state) {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const Tensor* steps = state.find(text::cat(g, ".", i, ".steps"));
       HT_CHECK(!steps || steps->numel() == 1, class_name_, ": state '", g, ".", i, ".steps' is ", steps ? steps->meta() : Meta(), ", expected one number");
+      const Tensor* memory = state.find(text::cat(g, ".", i, ".memory"));
+      HT_CHECK(!steps || !first_memory() || (memory && memory->numel() == 1), class_name_, ": state '", g, ".", i, ".memory' is ",
+               memory ? str(memory->meta()) : "missing", ", expected one number");
     }
     std::vector<const char*> kinds = state_names_;
     kinds.push_back("master");
@@ -257,30 +274,52 @@ void Optimizer::load_state_dict(const StateDict& state) {
       if (!steps) continue;
       int64_t count = steps->item<int64_t>();
       auto it = std::find_if(by_steps.begin(), by_steps.end(), [count](auto& c) { return c.first == count; });
-      if (it == by_steps.end()) it = by_steps.insert(it, {count, Cohort{full({}, count, {.dtype = DType::i64, .device = p.device()}), {}}});
+      if (it == by_steps.end()) {
+        it = by_steps.insert(it, {count, Cohort{}});
+        start(it->second, count, p.device());
+        if (it->second.memory.defined()) it->second.memory.copy_(state.at(text::cat(g, ".", i, ".memory")));
+      }
       it->second.members.push_back(i);
     }
     for (auto& [count, c] : by_steps)
       for (auto& old : group.cohorts)
-        if (old.members == c.members) c.steps = old.steps.fill_(count);
+        if (old.members == c.members) {  // the tensors that are there, which a captured step may know
+          c.steps = old.steps.fill_(count);
+          if (c.memory.defined()) c.memory = old.memory.copy_(c.memory);
+        }
     group.cohorts.clear();
     for (auto& [count, c] : by_steps) group.cohorts.push_back(std::move(c));
   }
 }
 
-Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
-  NoGrad off;
-  HT_CHECK(max_norm >= 0, "clip_grad_norm_: expected max_norm of 0 or more, got ", max_norm);
+namespace {
+
+std::vector<Tensor> unscaled_gradients(const std::vector<Tensor>& parameters, const char* who) {
   std::vector<Tensor> grads;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Tensor g = parameters[i].grad();
     if (!g.defined()) continue;
-    HT_CHECK(grad_stamp(parameters[i]) == 0, "clip_grad_norm_: the gradient of parameter ", i, " is scaled by a GradScaler; call unscale_ first");
-    grads.push_back(g);
+    HT_CHECK(grad_stamp(parameters[i]) == 0, who, ": the gradient of parameter ", i, " is scaled by a GradScaler; call unscale_ first");
+    grads.push_back(std::move(g));
   }
+  return grads;
+}
+
+}  // namespace
+
+Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
+  NoGrad off;
+  HT_CHECK(max_norm >= 0, "clip_grad_norm_: expected max_norm of 0 or more, got ", max_norm);
+  std::vector<Tensor> grads = unscaled_gradients(parameters, "clip_grad_norm_");
   Tensor norm = total_norm(grads);
   scale_all_(grads, minimum(max_norm / (norm + 1e-6), 1));
   return norm;
+}
+
+void clip_grad_value_(const std::vector<Tensor>& parameters, double limit) {
+  NoGrad off;
+  HT_CHECK(limit >= 0, "clip_grad_value_: expected a limit of 0 or more, got ", limit);
+  clamp_all_(unscaled_gradients(parameters, "clip_grad_value_"), limit);
 }
 
 }  // namespace halftone::optim

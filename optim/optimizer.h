@@ -2,12 +2,14 @@
 // Optimizers. Every number that a step depends on or changes lives on the device: learning rate, count of real steps, states.
 // A step asks the host nothing; with found_inf set it changes nothing. Parameters without a gradient are left out, and their
 // count of steps with them.
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "halftone/core/state_dict.h"
-#include "halftone/ops/update.h"
+#include "halftone/ops/optimizers.h"
 
 namespace halftone::optim {
 
@@ -52,6 +54,11 @@ class HT_API Optimizer {
   // The f32 copy of a parameter; undefined while there is none.
   Tensor master(const Tensor& parameter) const;
 
+  // `f` runs at the end of every step for each group, with its rate and the step's found_inf (undefined where there is none),
+  // until it returns false. It must not ask the host: schedules and averages.
+  using AfterStep = std::function<bool(size_t group, const Tensor& lr, const Tensor& found_inf)>;
+  void after_step(AfterStep f) { after_step_.push_back(std::move(f)); }
+
   const void* id() const { return id_.get(); }  // stays the same when the optimizer is moved
   virtual const char* name() const = 0;
   // "0.weight-state" per parameter, counts of steps and learning rates; aliases live tensors.
@@ -61,7 +68,8 @@ class HT_API Optimizer {
  protected:
   // Parameters that began together: they share a count of real steps.
   struct Cohort {
-    Tensor steps;  // i64 []
+    Tensor steps;   // i64 []
+    Tensor memory;  // f64 [], where the optimizer keeps a number
     std::vector<size_t> members;
   };
   // A parameter's f32 copy, current while the parameter has this version.
@@ -84,11 +92,14 @@ class HT_API Optimizer {
   virtual Attrs attrs(size_t group, int n) const = 0;
   // Whether the group's parameters carry state number k.
   virtual bool uses_state(size_t, size_t) const { return true; }
+  // The number that a cohort keeps from step to step, at its first step.
+  virtual std::optional<double> first_memory() const { return {}; }
   const update::Rounding& rounding() const { return rounding_; }
 
  private:
   void step_group(size_t g, const StepControls& controls);
   void step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>& grads, const StepControls& controls);
+  void start(Cohort& cohort, int64_t steps, Device device) const;
   void regroup(ParameterGroup& group, const std::vector<Tensor>& grads);
 
   std::unique_ptr<int> id_ = std::make_unique<int>(0);
@@ -97,6 +108,7 @@ class HT_API Optimizer {
 
   const char* class_name_;
   bool masters_ = false;
+  std::vector<AfterStep> after_step_;
   update::Rounding rounding_;
   std::vector<const char*> state_names_;
   std::vector<ParameterGroup> groups_;
@@ -105,5 +117,7 @@ class HT_API Optimizer {
 // The 2-norm of all gradients together (0-d, on their device), after which they are scaled so that it is at most max_norm:
 // g *= min(1, max_norm / (norm + 1e-6)). Refuses gradients that a GradScaler has scaled: unscale_ them first.
 HT_API Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm);
+// Every element of every gradient is limited to [-limit, limit]; scaled ones are refused.
+HT_API void clip_grad_value_(const std::vector<Tensor>& parameters, double limit);
 
 }  // namespace halftone::optim
