@@ -1,6 +1,7 @@
 #pragma once
 // Every operator a program can call.
 #include "halftone/ops/binary.h"
+#include "halftone/ops/conv.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/elementwise_cpu.h"
 #include "halftone/ops/index.h"

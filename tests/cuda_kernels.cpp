@@ -135,7 +135,7 @@ const std::set<std::string_view> exact = {
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
+    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight"};
 
 Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (exact.contains(op)) return {};
