@@ -8,6 +8,7 @@
 #include "halftone/ops/loss.h"
 #include "halftone/ops/matmul.h"
 #include "halftone/ops/norm.h"
+#include "halftone/ops/pool.h"
 #include "halftone/ops/random.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/shape.h"
