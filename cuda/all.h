@@ -15,5 +15,8 @@ void fill_cuda_index();
 void fill_cuda_random();
 void fill_cuda_update();
 void fill_cuda_matmul();
+void fill_cuda_conv();
+void fill_cuda_norm();
+void fill_cuda_pool();
 
 }  // namespace halftone::cuda

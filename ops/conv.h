@@ -2,6 +2,7 @@
 // Convolutions over one to three spatial dimensions: [n, channels, ...] in and out, whatever the memory's layout. One family
 // of operators, each linear in either tensor and each the derivative of the others, so that derivatives of any order exist.
 // Products accumulate in f32 (f64 for f64); 16-bit results are rounded once.
+#include "halftone/core/hd.h"
 #include "halftone/core/op.h"
 
 namespace halftone {
@@ -80,11 +81,11 @@ struct ConvGeometry {
   int64_t n, c, o, groups;
   int64_t in[3], out[3], kernel[3], stride[3], dilation[3], before[3];
 
-  int64_t c_group() const { return c / groups; }
-  int64_t o_group() const { return o / groups; }
-  int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
-  int64_t pixels() const { return in[0] * in[1] * in[2]; }
-  int64_t positions() const { return out[0] * out[1] * out[2]; }
+  HT_HD int64_t c_group() const { return c / groups; }
+  HT_HD int64_t o_group() const { return o / groups; }
+  HT_HD int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
+  HT_HD int64_t pixels() const { return in[0] * in[1] * in[2]; }
+  HT_HD int64_t positions() const { return out[0] * out[1] * out[2]; }
 };
 // From the shapes of x, w and y, whichever of them are the operator's inputs.
 HT_API ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, const Shape& y);

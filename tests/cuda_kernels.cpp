@@ -131,11 +131,13 @@ const std::set<std::string_view> exact = {
     "sign", "square", "sqrt", "rsqrt", "reciprocal", "relu", "step", "leaky_relu", "isnan", "isinf", "isfinite",
     "logical_not", "add", "sub", "mul", "div", "maximum", "minimum", "relu_grad", "eq", "ne", "lt", "le", "gt",
     "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "unscale", "check_finite",
-    "scale_all", "scaler_update"};
+    "scale_all", "scaler_update", "max_pool", "max_pool_gather"};
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight"};
+    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight",
+    "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
+    "avg_pool_input", "max_pool_scatter"};
 
 Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (exact.contains(op)) return {};
