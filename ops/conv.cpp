@@ -402,7 +402,7 @@ std::vector<Sample> conv_samples() {
 }  // namespace
 
 ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, const Shape& y) {
-  ConvGeometry q{x[0], x[1], w[0], a.groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}};
+  ConvGeometry q{x[0], x[1], w[0], a.groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {}};
   for (size_t d = 0, to = static_cast<size_t>(3 - a.dims); to < 3; ++d, ++to) {
     q.in[to] = x[d + 2];
     q.out[to] = y[d + 2];
@@ -410,6 +410,7 @@ ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, c
     q.stride[to] = a.stride[d];
     q.dilation[to] = a.dilation[d];
     q.before[to] = a.before[d];
+    q.after[to] = a.after[d];
   }
   return q;
 }

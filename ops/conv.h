@@ -79,7 +79,7 @@ struct ConvAttrs {
 // What a kernel works on. Always three spatial dimensions: those that an operator lacks come first and have size 1.
 struct ConvGeometry {
   int64_t n, c, o, groups;
-  int64_t in[3], out[3], kernel[3], stride[3], dilation[3], before[3];
+  int64_t in[3], out[3], kernel[3], stride[3], dilation[3], before[3], after[3];
 
   HT_HD int64_t c_group() const { return c / groups; }
   HT_HD int64_t o_group() const { return o / groups; }
