@@ -18,5 +18,6 @@ void fill_cuda_matmul();
 void fill_cuda_conv();
 void fill_cuda_norm();
 void fill_cuda_pool();
+void fill_cuda_resize();
 
 }  // namespace halftone::cuda

@@ -130,6 +130,35 @@ __global__ void __launch_bounds__(threads) conv_weight_kernel(const Problem p, W
   }
 }
 
+// ---- windows as columns [n, c * taps, positions]
+
+template <class T> __global__ void __launch_bounds__(threads) unfold_kernel(const ConvGeometry q, const T* x, T* y) {
+  const int64_t count = q.n * q.c * q.taps() * q.positions();
+  for (int64_t i = thread_index(); i < count; i += grid_threads()) {
+    int64_t rest = i;
+    const int64_t c = peel(rest, q.out[2]), b = peel(rest, q.out[1]), t = peel(rest, q.kernel[2]), v = peel(rest, q.kernel[1]);
+    const int64_t h = b * q.stride[1] + v * q.dilation[1] - q.before[1], e = c * q.stride[2] + t * q.dilation[2] - q.before[2];
+    y[i] = h >= 0 && h < q.in[1] && e >= 0 && e < q.in[2] ? x[(rest * q.in[1] + h) * q.in[2] + e] : to<T>(0.f);
+  }
+}
+template <class T> __global__ void __launch_bounds__(threads) fold_kernel(const ConvGeometry q, const T* y, T* x) {
+  using A = accumulate_t<T>;
+  const int64_t count = q.n * q.c * q.pixels();
+  for (int64_t i = thread_index(); i < count; i += grid_threads()) {
+    int64_t rest = i;
+    const int64_t e = peel(rest, q.in[2]), h = peel(rest, q.in[1]);
+    A sum = 0;
+    for (int64_t v = 0; v < q.kernel[1]; ++v) {
+      const int64_t b = output_at(q, 1, h, v);
+      for (int64_t t = 0; b >= 0 && t < q.kernel[2]; ++t) {
+        const int64_t c = output_at(q, 2, e, t);
+        if (c >= 0) sum += to<A>(y[(((rest * q.kernel[1] + v) * q.kernel[2] + t) * q.out[1] + b) * q.out[2] + c]);
+      }
+    }
+    x[i] = to<T>(sum);
+  }
+}
+
 Problem problem(const Call& c, const Tensor& x, const Tensor& w, const Tensor& y) {
   return {conv_geometry(c.as<ConvAttrs>(), x.shape(), w.shape(), y.shape()), Volume(x.strides()), Volume(w.strides()), Volume(y.strides())};
 }
@@ -141,6 +170,19 @@ template <bool with_relu> void forward(const Call& c, const Tensor& y) {
     const T* bias = c.has(2) ? c.in[2].data<T>() : nullptr;
     launch("conv", conv_kernel<T, with_relu>, blocks_for(y.numel()), threads, problem(c, x, w, y), y.data<T>(), x.data<T>(), w.data<T>(), bias,
            bias ? c.in[2].strides()[0] : 0);
+  });
+}
+
+void run_unfold(const Call& c, std::span<Tensor> out) {
+  const Tensor x = c.in[0].contiguous(), &y = out[0];
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    launch("unfold", unfold_kernel<T>, blocks_for(y.numel()), threads, unfold_geometry(c.as<UnfoldAttrs>(), x.shape()), x.data<T>(), y.data<T>());
+  });
+}
+void run_fold(const Call& c, std::span<Tensor> out) {
+  const Tensor y = c.in[0].contiguous(), &x = out[0];
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    launch("fold", fold_kernel<T>, blocks_for(x.numel()), threads, unfold_geometry(c.as<UnfoldAttrs>(), x.shape()), y.data<T>(), x.data<T>());
   });
 }
 
@@ -173,6 +215,8 @@ void fill_cuda_conv() {
   fill<run_conv_relu>(op::conv_relu);
   fill<run_conv_input>(op::conv_input);
   fill<run_conv_weight>(op::conv_weight);
+  fill<run_unfold>(op::unfold);
+  fill<run_fold>(op::fold);
 }
 
 }  // namespace halftone::cuda

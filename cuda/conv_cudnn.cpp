@@ -68,7 +68,7 @@ struct ProblemHash {
   }
 };
 
-enum Uid : int64_t { uid_x, uid_w, uid_y, uid_bias };
+enum Uid : int64_t { uid_x = 1, uid_w, uid_y, uid_bias };
 
 struct Plan {
   std::shared_ptr<fe::graph::Graph> graph;

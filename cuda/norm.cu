@@ -35,7 +35,8 @@ template <class W> struct Statistics {
   __device__ W normal(W x) const { return ((x - mean) - rest) * rstd; }
 };
 
-// ---- sums over the batch, for each channel: f.add(sum, element of a, element of b, image, channel), f.finish(sum, channel)
+// ---- sums over the batch, for each channel: f.at(image, channel) is what f.add(sum, element of a, element of b, that) reads;
+// f.finish(sum, channel)
 
 struct Parts { int64_t count, images; };  // each takes so many images of every channel
 Parts cut(const Planes& p, int64_t blocks) {
@@ -58,8 +59,9 @@ __global__ void __launch_bounds__(threads)
       const int64_t image = packs.divide(k), i = (k - image * packs.divisor) * n;
       const int64_t at = ((first + image) * p.c + c) * p.inner + i;
       const auto u = load_pack<n>(a + at), v = load_pack<n>(b + at);
+      const auto here = f.at(first + image, c);
 #pragma unroll
-      for (int j = 0; j < n; ++j) sum = f.add(sum, u.v[j], v.v[j], first + image, c);
+      for (int j = 0; j < n; ++j) sum = f.add(sum, u.v[j], v.v[j], here);
     }
     sum = block.combine(sum, typename F::Sum{0, 0}, Add());
     if (threadIdx.x == 0) sums[item] = sum;
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(threads)
     typename F::Sum sum{0, 0};
     if (c < p.c)
       for (int64_t image = part * parts.images + ty; image < last; image += down)
-        sum = f.add(sum, a[image * p.c + c], b[image * p.c + c], image, c);
+        sum = f.add(sum, a[image * p.c + c], b[image * p.c + c], f.at(image, c));
     memory[ty][tx] = sum;
     __syncthreads();
     if (ty == 0 && c < p.c) {
@@ -139,13 +141,13 @@ template <class T> struct Moments {
   W* statistics;
   Running<W> running;
   double eps;
-  __device__ A first(int64_t c) const { return to<A>(x[c * p.inner]); }
-  __device__ Sum add(Sum s, T v, T, int64_t, int64_t c) const {
-    const A d = to<A>(v) - first(c);
+  __device__ A at(int64_t, int64_t c) const { return to<A>(x[c * p.inner]); }
+  __device__ Sum add(Sum s, T v, T, A first) const {
+    const A d = to<A>(v) - first;
     return {s.a + d, s.b + d * d};
   }
   __device__ void finish(Sum s, int64_t c) const {
-    const A n = static_cast<A>(p.n * p.inner), offset = s.a / n, mean = first(c) + offset, rest = s.b - s.a * offset;
+    const A n = static_cast<A>(p.n * p.inner), offset = s.a / n, mean = at(0, c) + offset, rest = s.b - s.a * offset;
     const A squares = rest > 0 || rest != rest ? rest : A(0), var = squares / n;
     put(statistics, p.c, c, mean, var, eps);
     if (!running.mean || !::isfinite(mean) || !::isfinite(var)) return;
@@ -174,6 +176,14 @@ template <class T> bool packs(const Planes& p, std::initializer_list<const T*> o
   return p.inner == 1 ? p.c % n == 0 : p.inner % n == 0;
 }
 
+// What an element of a channel becomes: normal(x) * w + b.
+template <class W> struct Affine {
+  Statistics<W> s;
+  W w, b;
+  __device__ Affine(const W* statistics, const W* weight, const W* bias, int64_t channels, int64_t c)
+      : s(statistics, channels, c), w(weight ? weight[c] : W(1)), b(bias ? bias[c] : W(0)) {}
+};
+
 template <int n, bool with_relu, class T, class W>
 __global__ void __launch_bounds__(threads)
     batch_norm_apply(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const int64_t count, const Channels of) {
@@ -181,12 +191,11 @@ __global__ void __launch_bounds__(threads)
     const int64_t channel = of.of(k * n);
     auto v = load_pack<n>(x + k * n);
     const auto added = z ? load_pack<n>(z + k * n) : v;
+    Affine<W> here(statistics, w, b, of.c.divisor, channel);
 #pragma unroll
     for (int j = 0; j < n; ++j) {
-      const int64_t c = of.inner.divisor == 1 ? channel + j : channel;
-      W r = Statistics<W>(statistics, of.c.divisor, c).normal(to<W>(v.v[j]));
-      if (w) r *= w[c];
-      if (b) r += b[c];
+      if (j > 0 && of.inner.divisor == 1) here = Affine<W>(statistics, w, b, of.c.divisor, channel + j);
+      W r = here.s.normal(to<W>(v.v[j])) * here.w + here.b;
       if (z) r += to<W>(added.v[j]);
       if constexpr (with_relu) r = unary::Relu::f(r);
       v.v[j] = to<T>(r);
@@ -250,8 +259,8 @@ template <class T> struct Products {
   Divisor of_statistic;
   Gradient<T> dw, db;
   Sum* sums;  // null: not wanted
-  __device__ Sum add(Sum s, T g, T x, int64_t n, int64_t c) const {
-    const Statistics<W> here(statistics, count, n * of_image + of_statistic.divide(c));
+  __device__ Statistics<W> at(int64_t n, int64_t c) const { return {statistics, count, n * of_image + of_statistic.divide(c)}; }
+  __device__ Sum add(Sum s, T g, T x, const Statistics<W>& here) const {
     const W v = to<W>(g);
     return {s.a + v * here.normal(to<W>(x)), s.b + v};
   }
@@ -269,15 +278,17 @@ __global__ void __launch_bounds__(threads)
     const int64_t channel = of.of(k * n);
     auto v = load_pack<n>(g + k * n);
     const auto u = load_pack<n>(x + k * n);
+    Affine<W> here(statistics, w, nullptr, of.c.divisor, channel);
+    Pair<W> sum = sums ? sums[channel] : Pair<W>{0, 0};
 #pragma unroll
     for (int j = 0; j < n; ++j) {
-      const int64_t c = of.inner.divisor == 1 ? channel + j : channel;
-      const Statistics<W> s(statistics, of.c.divisor, c);
+      if (j > 0 && of.inner.divisor == 1) {
+        here = Affine<W>(statistics, w, nullptr, of.c.divisor, channel + j);
+        if (sums) sum = sums[channel + j];
+      }
       W r = to<W>(v.v[j]);
-      if (sums) r -= (sums[c].b + s.normal(to<W>(u.v[j])) * sums[c].a) * share;
-      r *= s.rstd;
-      if (w) r *= w[c];
-      v.v[j] = to<T>(r);
+      if (sums) r -= (sum.b + here.s.normal(to<W>(u.v[j])) * sum.a) * share;
+      v.v[j] = to<T>(r * here.s.rstd * here.w);
     }
     store_pack(dx + k * n, v);
   }

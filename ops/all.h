@@ -14,6 +14,7 @@ std::span<OpDef* const> matmul_ops();
 std::span<OpDef* const> conv_ops();
 std::span<OpDef* const> norm_ops();
 std::span<OpDef* const> pool_ops();
+std::span<OpDef* const> resize_ops();
 std::span<OpDef* const> softmax_ops();
 std::span<OpDef* const> loss_ops();
 std::span<OpDef* const> index_ops();

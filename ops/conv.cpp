@@ -220,6 +220,21 @@ void run_conv_weight(const Call& c, std::span<Tensor> out) {
   widened(out[0], [&]<class C>(Type<C>, const Tensor& to) { backward_weight(q, x.data<C>(), g.data<C>(), to.data<C>()); });
 }
 
+void run_unfold(const Call& c, std::span<Tensor> out) {
+  ConvGeometry q = unfold_geometry(c.as<UnfoldAttrs>(), c.in[0].shape());
+  Tensor x = c.in[0].contiguous();
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    share(q.n, [&](int64_t n) { unfold(q, x.data<T>() + n * q.c * q.pixels(), out[0].data<T>() + n * q.c * q.taps() * q.positions(), q.positions()); });
+  });
+}
+void run_fold(const Call& c, std::span<Tensor> out) {
+  ConvGeometry q = unfold_geometry(c.as<UnfoldAttrs>(), out[0].shape());
+  Tensor columns = dense(c.in[0]);
+  widened(out[0], [&]<class C>(Type<C>, const Tensor& x) {
+    share(q.n, [&](int64_t n) { fold(q, columns.data<C>() + n * q.c * q.taps() * q.positions(), x.data<C>() + n * q.c * q.pixels()); });
+  });
+}
+
 // ---- shapes
 
 // The name that the program called it by: "conv2d_weight".
@@ -298,6 +313,19 @@ Metas infer_conv_weight(const Call& c) {
     HT_CHECK(g.shape[d + 2] == expected, name, ": expected size ", expected, " in dimension ", d + 2, " for a kernel of size ", a.size[d], ", got ", g);
   }
   return {Meta(w, a.wide && is_16bit_dtype(x.dtype) ? DType::f32 : x.dtype, x.device)};
+}
+
+// The numbers of windows over an image of these sizes.
+void check_windows(const char* name, const UnfoldAttrs& a, const Meta& x) {
+  ConvAttrs as_conv;
+  for (size_t d = 0; d < 2; ++d) {
+    HT_CHECK(a.stride[d] >= 1 && a.dilation[d] >= 1 && a.padding[d] >= 0, name, ": expected stride and dilation of 1 or more and padding of 0 or more, got ",
+             a.stride[d], ", ", a.dilation[d], " and ", a.padding[d]);
+    as_conv.dilation[d] = a.dilation[d];
+    as_conv.before[d] = as_conv.after[d] = a.padding[d];
+    output_size(name, as_conv, d, x.shape[d + 2], a.kernel[d]);
+  }
+  HT_CHECK(is_floating(x.dtype), name, ": expected a floating dtype, got ", x.dtype);
 }
 
 // ---- derivatives
@@ -399,7 +427,39 @@ std::vector<Sample> conv_samples() {
   return all;
 }
 
+struct UnfoldExample { Shape x; UnfoldAttrs a; };
+std::vector<UnfoldExample> unfold_examples() {
+  std::vector<UnfoldExample> all = {{{1, 1, 1, 1}, {}},
+                                    {{2, 3, 5, 6}, {.kernel = {2, 3}}},
+                                    {{1, 2, 7, 7}, {.kernel = {3, 3}, .stride = {2, 1}, .padding = {1, 0}}},
+                                    {{1, 1, 33, 2}, {.kernel = {4, 1}, .stride = {3, 1}, .dilation = {2, 1}}},
+                                    {{2, 2, 4, 5}, {.kernel = {2, 2}, .stride = {2, 2}, .dilation = {1, 3}, .padding = {0, 1}}},
+                                    {{0, 2, 4, 4}, {.kernel = {2, 2}}},
+                                    {{1, 1, 1, 257}, {.kernel = {1, 5}, .stride = {1, 5}}},
+                                    {{9, 3, 9, 8}, {.kernel = {3, 3}, .padding = {1, 1}}}};
+  for (auto& e : all)
+    for (size_t d = 0; d < 2; ++d) e.a.size[d] = e.x[d + 2];
+  return all;
+}
+Shape columns_shape(const UnfoldAttrs& a, const Shape& x) {
+  ConvGeometry q = unfold_geometry(a, x);
+  return {q.n, checked_mul(q.c, q.taps()), q.positions()};
+}
+
 }  // namespace
+
+ConvGeometry unfold_geometry(const UnfoldAttrs& a, const Shape& x) {
+  ConvGeometry q{x[0], x[1], 0, 1, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {}};
+  for (size_t d = 0; d < 2; ++d) {
+    q.in[d + 1] = x[d + 2];
+    q.kernel[d + 1] = a.kernel[d];
+    q.stride[d + 1] = a.stride[d];
+    q.dilation[d + 1] = a.dilation[d];
+    q.before[d + 1] = q.after[d + 1] = a.padding[d];
+    q.out[d + 1] = (x[d + 2] + 2 * a.padding[d] - (a.kernel[d] - 1) * a.dilation[d] - 1) / a.stride[d] + 1;
+  }
+  return q;
+}
 
 ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, const Shape& y) {
   ConvGeometry q{x[0], x[1], w[0], a.groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {}};
@@ -476,10 +536,54 @@ constinit OpDef conv_weight = {
     },
     .kernel = {run_conv_weight}};
 
+constinit OpDef unfold = {
+    .name = "unfold", .doc = "the windows of an image as columns", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      const Meta& x = c.in[0].meta();
+      auto a = c.as<UnfoldAttrs>();
+      HT_CHECK(x.shape.rank() == 4, "unfold: expected x [n, channels, h, w], got ", x);
+      check_windows("unfold", a, x);
+      return {Meta(columns_shape(a, x.shape), x.dtype, x.device)};
+    },
+    .backward = [](const Rule& r) -> Tensors {
+      auto a = r.as<UnfoldAttrs>();
+      for (size_t d = 0; d < 2; ++d) a.size[d] = r.in_meta().shape[d + 2];
+      return {call(op::fold, {r.grad()}, Attrs::of(a))};
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : unfold_examples()) all.push_back({{{.shape = e.x}}, Attrs::of(e.a)});
+      return all;
+    },
+    .kernel = {run_unfold}};
+
+constinit OpDef fold = {
+    .name = "fold", .doc = "columns added up to the image whose windows they are: the transpose and gradient of unfold", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      const Meta& columns = c.in[0].meta();
+      auto a = c.as<UnfoldAttrs>();
+      int64_t taps = checked_mul(a.kernel[0], a.kernel[1]);
+      HT_CHECK(taps >= 1 && columns.shape.rank() == 3 && columns.shape[1] % taps == 0, "fold: expected columns [n, channels * ", taps, ", windows], got ", columns);
+      Meta x({columns.shape[0], columns.shape[1] / taps, a.size[0], a.size[1]}, columns.dtype, columns.device);
+      check_windows("fold", a, x);
+      HT_CHECK(columns_shape(a, x.shape) == columns.shape, "fold: expected columns ", columns_shape(a, x.shape), " for an image of ", a.size[0], " by ", a.size[1],
+               ", got ", columns);
+      return {x};
+    },
+    .backward = [](const Rule& r) -> Tensors { return {call(op::unfold, {r.grad()}, r.attrs())}; },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : unfold_examples()) all.push_back({{{.shape = columns_shape(e.a, e.x)}}, Attrs::of(e.a)});
+      return all;
+    },
+    .kernel = {run_fold}};
+
 }  // namespace op
 
 std::span<OpDef* const> conv_ops() {
-  static constexpr OpDef* all[] = {&op::conv, &op::conv_relu, &op::conv_input, &op::conv_weight};
+  static constexpr OpDef* all[] = {&op::conv, &op::conv_relu, &op::conv_input, &op::conv_weight, &op::unfold, &op::fold};
   return all;
 }
 
@@ -570,5 +674,22 @@ Tensor conv2d_weight(const Tensor& x, const Tensor& g, Size2 kernel, Conv2dOptio
 
 Tensor conv_transpose1d(const Tensor& x, const Tensor& w, const Tensor& b, ConvTranspose1dOptions o) { return transposed("conv_transpose1d", x, w, b, o); }
 Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& b, ConvTranspose2dOptions o) { return transposed("conv_transpose2d", x, w, b, o); }
+
+namespace {
+UnfoldAttrs attrs_of(Size2 kernel, const UnfoldOptions& o) {
+  return {.kernel = {kernel.h, kernel.w}, .stride = {o.stride.h, o.stride.w}, .dilation = {o.dilation.h, o.dilation.w}, .padding = {o.padding.h, o.padding.w}};
+}
+}  // namespace
+Tensor unfold(const Tensor& x, Size2 kernel, UnfoldOptions o) {
+  HT_CHECK(x.defined(), "unfold: x is undefined");
+  return call(op::unfold, {x}, Attrs::of(attrs_of(kernel, o)));
+}
+Tensor fold(const Tensor& columns, Size2 size, Size2 kernel, UnfoldOptions o) {
+  HT_CHECK(columns.defined(), "fold: columns is undefined");
+  UnfoldAttrs a = attrs_of(kernel, o);
+  a.size[0] = size.h;
+  a.size[1] = size.w;
+  return call(op::fold, {columns}, Attrs::of(a));
+}
 
 }  // namespace halftone

@@ -8,7 +8,7 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef conv, conv_relu, conv_input, conv_weight;
+extern HT_API OpDef conv, conv_relu, conv_input, conv_weight, unfold, fold;
 }
 
 // One size for all three spatial dimensions, or {d, h, w}.
@@ -67,6 +67,12 @@ using ConvTranspose2dOptions = ConvTransposeOptions<Size2>;
 HT_API Tensor conv_transpose1d(const Tensor& x, const Tensor& w, const Tensor& b = {}, ConvTranspose1dOptions o = {});
 HT_API Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& b = {}, ConvTranspose2dOptions o = {});
 
+struct UnfoldOptions { Size2 stride = 1, padding = 0, dilation = 1; };
+// The windows of x [n, channels, h, w] as columns: [n, channels * kh * kw, windows], row-major. And its transpose and
+// gradient, which adds columns up to an image of a given size.
+HT_API Tensor unfold(const Tensor& x, Size2 kernel, UnfoldOptions o = {});
+HT_API Tensor fold(const Tensor& columns, Size2 size, Size2 kernel, UnfoldOptions o = {});
+
 // The operators' attributes, outermost spatial dimension first. `size`: what conv_input and conv_weight cannot tell from
 // their inputs, the spatial sizes of the result. `wide`: conv_weight gives f32 for 16-bit inputs.
 struct ConvAttrs {
@@ -75,6 +81,9 @@ struct ConvAttrs {
   int32_t dims = 2;
   bool wide = false;
 };
+
+// `size` is that of fold's result.
+struct UnfoldAttrs { int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, dilation[2] = {1, 1}, padding[2] = {}, size[2] = {}; };
 
 // What a kernel works on. Always three spatial dimensions: those that an operator lacks come first and have size 1.
 struct ConvGeometry {
@@ -89,5 +98,7 @@ struct ConvGeometry {
 };
 // From the shapes of x, w and y, whichever of them are the operator's inputs.
 HT_API ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, const Shape& y);
+// From the shape of what is unfolded.
+HT_API ConvGeometry unfold_geometry(const UnfoldAttrs& a, const Shape& x);
 
 }  // namespace halftone

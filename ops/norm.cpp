@@ -39,14 +39,18 @@ struct Vector {
 
 template <class T> double as_double(T v) { return static_cast<double>(compute_t<T>(v)); }
 
-// Mean and variance of what each(f) calls f with, twice.
+// Mean and variance of what each(f) calls f with, twice; the second pass corrects the mean, too.
 struct Moments { double mean = 0, var = 0; };
 template <class Each> Moments moments(int64_t n, Each each) {
-  double sum = 0, squares = 0;
+  double count = static_cast<double>(n), sum = 0, rest = 0, squares = 0;
   each([&](double v) { sum += v; });
-  double mean = sum / static_cast<double>(n);
-  each([&](double v) { squares += (v - mean) * (v - mean); });
-  return {mean, squares / static_cast<double>(n)};
+  double mean = sum / count;
+  each([&](double v) {
+    rest += v - mean;
+    squares += (v - mean) * (v - mean);
+  });
+  rest /= count;
+  return {mean + rest, std::max(squares / count - rest * rest, 0.0)};
 }
 
 // Calls f(index) for the elements of one channel.

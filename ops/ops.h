@@ -11,6 +11,7 @@
 #include "halftone/ops/pool.h"
 #include "halftone/ops/random.h"
 #include "halftone/ops/reduce.h"
+#include "halftone/ops/resize.h"
 #include "halftone/ops/shape.h"
 #include "halftone/ops/softmax.h"
 #include "halftone/ops/unary.h"

@@ -18,7 +18,7 @@ const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
 const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "sgd", "adam",
                           "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
-                          "avg_pool", "avg_pool_input", "max_pool_scatter"};
+                          "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
 
 Names binary_names() {
   Names n;
