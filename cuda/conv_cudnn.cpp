@@ -14,8 +14,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "halftone/core/backend.h"
 #include "halftone/cuda/conv.h"
-#include "halftone/cuda/matmul.h"
 #include "halftone/cuda/runtime.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/conv.h"
