@@ -17,5 +17,9 @@ void fill_cuda_update();
 void fill_cuda_optimizers();
 void fill_cuda_schedule();
 void fill_cuda_matmul();
+void fill_cuda_conv();
+void fill_cuda_norm();
+void fill_cuda_pool();
+void fill_cuda_resize();
 
 }  // namespace halftone::cuda

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "halftone/autograd/autograd.h"
 #include "halftone/core/backend.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
@@ -131,11 +132,13 @@ const std::set<std::string_view> exact = {
     "sign", "square", "sqrt", "rsqrt", "reciprocal", "relu", "step", "leaky_relu", "isnan", "isinf", "isfinite",
     "logical_not", "add", "sub", "mul", "div", "maximum", "minimum", "relu_grad", "eq", "ne", "lt", "le", "gt",
     "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "unscale", "check_finite",
-    "scale_all", "scaler_update"};
+    "scale_all", "scaler_update", "max_pool", "max_pool_gather", "unfold"};
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
+    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight",
+    "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
+    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
 
 bool is_optimizer(std::string_view op) {
   bool found = false;
@@ -571,4 +574,90 @@ TEST_CASE("more than 2^31 elements") {
   x.copy_(x + 1);
   CHECK(sum(x.slice(0, {}, {}, 2)).item<int64_t>() == 4 * (n / 2) + 10);
   CHECK(sum(x.slice(0, n - 3, n)).item<int64_t>() == 18);
+}
+
+TEST_CASE("report_B23 rows past 2^31 elements are normalised and pooled like the first") {
+  NEEDS_CUDA();
+  tests::report("pytorch#192007");
+  const int64_t rows = 2097153, n = 1024;
+  Tensor row = drawn(21, {1, n}, DType::f16), x;
+  try {
+    x = row.to(gpu).expand({rows, n}).contiguous();
+  } catch (const Error&) {
+    HT_SKIP("not enough device memory");
+  }
+  auto same_rows = [&](const Tensor& y) { check_same(y.slice(0, 0, 1).cpu(), y.slice(0, rows - 1, rows)); };
+  same_rows(layer_norm(x, {n}));
+  same_rows(rms_norm(x, {n}));
+  same_rows(max_pool1d(x.view({rows, 1, n}), 2).squeeze(1));
+  same_rows(avg_pool1d(x.view({rows, 1, n}), 2).squeeze(1));
+  same_rows(batch_norm(x.view({rows, 1, n}), {}, {}, {}, {}).squeeze(1));
+  same_rows(group_norm(x.view({rows, 2, n / 2}), 2).flatten(1));
+}
+
+TEST_CASE("convolutions of the shapes that networks have") {
+  NEEDS_CUDA();
+  struct Case { Shape x, w; Conv2dOptions o; };
+  for (auto& [xs, ws, o] : std::vector<Case>{{{4, 1, 28, 28}, {32, 1, 3, 3}, {}},
+                                             {{4, 32, 26, 26}, {64, 32, 3, 3}, {}},
+                                             {{2, 3, 64, 64}, {64, 3, 7, 7}, {.stride = 2, .padding = 3}},
+                                             {{2, 64, 28, 28}, {64, 64, 3, 3}, {.padding = 1}},
+                                             {{2, 64, 28, 28}, {128, 64, 3, 3}, {.stride = 2, .padding = 1}},
+                                             {{2, 64, 28, 28}, {256, 64, 1, 1}, {}},
+                                             {{2, 64, 28, 28}, {128, 64, 1, 1}, {.stride = 2}},
+                                             {{2, 32, 14, 14}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
+                                             {{2, 32, 15, 13}, {64, 8, 3, 3}, {.padding = same, .dilation = 2, .groups = 4}}})
+    for (DType t : floating_dtypes) {
+      INFO(str(xs) << ' ' << str(ws) << ' ' << name(t));
+      Tensor x = drawn(22, xs, t, -1, 1), w = drawn(23, ws, t, -1, 1), b = drawn(24, {ws[0]}, t, -1, 1);
+      auto k = static_cast<double>(w.numel() / ws[0]);
+      Bound bound{.ulps = 4, .absolute = epsilon(t == DType::f64 ? t : DType::f32) * k};
+      auto both = [&](Tensors in, auto f) {
+        Tensors on_gpu;
+        for (auto& i : in) on_gpu.push_back(i.to(gpu));
+        check_same(f(in), f(on_gpu), bound);
+        check_same(f(on_gpu).cpu(), f(on_gpu));  // the same bits every time
+      };
+      both({x, w, b}, [&](const Tensors& in) { return conv2d(in[0], in[1], in[2], o); });
+      both({x, w, b}, [&](const Tensors& in) { return conv2d_relu(in[0], in[1], in[2], o); });
+      Tensor y = conv2d(x, w, {}, o), g = drawn(25, y.shape(), t, -1, 1);
+      bound.absolute = epsilon(t == DType::f64 ? t : DType::f32) * static_cast<double>(w.numel() / ws[1]);
+      both({g, w}, [&](const Tensors& in) { return conv2d_input(in[0], in[1], {xs[2], xs[3]}, o); });
+      bound.absolute = epsilon(t == DType::f64 ? t : DType::f32) * static_cast<double>(g.numel() / ws[0]);
+      both({x, g}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1], {ws[2], ws[3]}, o); });
+    }
+}
+
+TEST_CASE("normalisation of the shapes that networks have") {
+  NEEDS_CUDA();
+  for (DType t : floating_dtypes)
+    for (auto& shape : {Shape{8, 64, 56, 56}, Shape{32, 512, 7, 7}, Shape{300, 1000}, Shape{3, 5, 33}, Shape{4, 24, 16}})
+      for (double centre : {0., 100.}) {
+        INFO(str(shape) << ' ' << name(t) << " about " << centre);
+        DType of_weight = t == DType::f64 ? t : DType::f32;
+        Tensor x = drawn(26, shape, t, centre - 2, centre + 2), g = drawn(27, shape, t), w = drawn(28, {shape[1]}, of_weight), b = drawn(29, {shape[1]}, of_weight);
+        Bound bound{.ulps = 4, .absolute = 64 * epsilon(of_weight)};
+        auto gradients = [&](auto f) {
+          auto on = [&](Device d) {
+            Tensor u = x.to(d).requires_grad_(), v = w.to(d).requires_grad_(), s = b.to(d).requires_grad_();
+            Tensor y = f(u, v, s);
+            auto grads = grad({sum(y.to(of_weight) * g.to(d).to(of_weight))}, {u, v, s});
+            grads.push_back(y.detach());
+            return grads;
+          };
+          auto host = on(Device::cpu()), device = on(gpu), again = on(gpu);
+          for (size_t i = 0; i < host.size(); ++i) {
+            INFO("result " << i);
+            // Sums over the batch: of as many terms as a channel has.
+            Bound here = bound;
+            if (i == 1 || i == 2) here.absolute = 4 * epsilon(of_weight) * static_cast<double>(x.numel() / shape[1]);
+            check_same(host[i], device[i], here);
+            check_same(device[i].cpu(), again[i]);
+          }
+        };
+        gradients([](auto& u, auto& v, auto& s) { return batch_norm(u, v, s, {}, {}); });
+        check_same(batch_norm_add_relu(x, g, w, b, {}, {}), batch_norm_add_relu(x.to(gpu), g.to(gpu), w.to(gpu), b.to(gpu), {}, {}), bound);
+        if (shape[1] % 8 == 0) gradients([](auto& u, auto& v, auto& s) { return group_norm(u, 8, v, s); });
+        if (shape.rank() == 2) gradients([&](auto& u, auto& v, auto& s) { return layer_norm(u, {shape[1]}, v, s); });
+      }
 }

@@ -13,10 +13,12 @@ using Names = std::set<std::string_view>;
 // Not correctly rounded: their f32 result may be some ulp off, their 16-bit result one.
 const Names approximate = {"rsqrt", "exp", "erf", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "pow", "leaky_relu",
                            "unscale", "scale_all", "var", "softmax"};
-const Names products = {"matmul", "linear", "linear_relu", "linear_gelu"};
+const Names products = {"matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight"};
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
-const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad"};
+const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad",
+                          "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
+                          "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
 
 Names binary_names() {
   Names n;
@@ -43,6 +45,14 @@ Tensors in_f64(const Sample& s, const Tensors& in, bool absolute) {
   return wide;
 }
 
+// How many products are added up for an element of the result, at most.
+double terms_of(std::string_view name, const Tensors& in) {
+  int64_t n = in[0].shape().back();
+  if (name == "conv" || name == "conv_relu" || name == "conv_input") n = in[1].numel() / std::max<int64_t>(1, in[1].size(name == "conv_input" ? 1 : 0));
+  if (name == "conv_weight") n = in[0].numel() / std::max<int64_t>(1, in[0].size(1));
+  return static_cast<double>(n);
+}
+
 // What the sums of magnitudes in an error bound are.
 struct Bound {
   double factor = 0;                   // times 2^-24
@@ -55,8 +65,8 @@ Bound bound_of(const OpDef& op, const Sample& s, const Tensors& in, DType t) {
   if (name == "normal_cdf" || name == "gelu") return {.ulps = t == DType::f32 ? 8.0 : 1.0};  // erfc is steep: 4 + x^2 ulp
   if (approximate.contains(name)) return {.ulps = t == DType::f32 ? 4.0 : 1.0};
   if (products.contains(name)) {
-    const OpDef& plain = name == "matmul" ? op : *find_op("linear");
-    double k = static_cast<double>(in[0].shape().back());
+    const OpDef& plain = name.starts_with("linear") ? *find_op("linear") : op;
+    double k = terms_of(name, in);
     return {k + 8, call(plain, in_f64(s, in, true), s.attrs).to_vector<double>(), last + (name == "linear_gelu" ? 4 : 0)};
   }
   if (sums.contains(name)) {

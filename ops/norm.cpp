@@ -1,0 +1,600 @@
+// Normalisation: shapes, derivatives, CPU kernels.
+#include "halftone/ops/norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "halftone/ops/all.h"
+#include "halftone/ops/copy.h"
+#include "halftone/ops/iterate.h"
+#include "halftone/ops/reduce.h"
+#include "halftone/ops/unary.h"
+
+namespace halftone {
+namespace {
+
+DType wide(DType t) { return is_16bit_dtype(t) ? DType::f32 : t; }
+template <class T> using wide_t = std::conditional_t<std::same_as<T, double>, double, float>;
+
+// ---- kernels
+
+struct Statistics { double mean = 0, rstd = 0; };
+
+// Column k of an operator's statistics.
+template <class W> void put(W* to, int64_t count, int64_t k, Statistics s) {
+  to[k] = static_cast<W>(s.mean);
+  to[count + k] = static_cast<W>(s.mean - static_cast<double>(to[k]));
+  to[2 * count + k] = static_cast<W>(s.rstd);
+}
+template <class W> Statistics get(const W* from, int64_t count, int64_t k) {
+  return {static_cast<double>(from[k]) + static_cast<double>(from[count + k]), static_cast<double>(from[2 * count + k])};
+}
+
+// A weight or bias in the dtype that a kernel computes in; null when there is none.
+struct Vector {
+  Tensor tensor;
+  Vector(const Call& c, size_t i, DType t) : tensor(c.has(i) ? cast(c.in[i], t).contiguous() : Tensor()) {}
+  template <class W> const W* data() const { return tensor.defined() ? tensor.data<W>() : nullptr; }
+};
+
+template <class T> double as_double(T v) { return static_cast<double>(compute_t<T>(v)); }
+
+// Mean and variance of what each(f) calls f with, twice; the second pass corrects the mean, too.
+struct Moments { double mean = 0, var = 0; };
+template <class Each> Moments moments(int64_t n, Each each) {
+  double count = static_cast<double>(n), sum = 0, rest = 0, squares = 0;
+  each([&](double v) { sum += v; });
+  double mean = sum / count;
+  each([&](double v) {
+    rest += v - mean;
+    squares += (v - mean) * (v - mean);
+  });
+  rest /= count;
+  return {mean + rest, std::max(squares / count - rest * rest, 0.0)};
+}
+
+// Calls f(index) for the elements of one channel.
+template <class F> void each_of_channel(const Planes& p, int64_t channel, F f) {
+  for (int64_t n = 0; n < p.n; ++n) {
+    int64_t at = (n * p.c + channel) * p.inner;
+    for (int64_t i = 0; i < p.inner; ++i) f(at + i);
+  }
+}
+int64_t grain_for(int64_t elements) { return std::max<int64_t>(1, parallel_grain / std::max<int64_t>(elements, 1)); }
+
+template <class W> void move_running(const Call& c, int64_t channel, Moments m, int64_t n, double momentum) {
+  if (!std::isfinite(m.mean) || !std::isfinite(m.var)) return;
+  double values[] = {m.mean, m.var * static_cast<double>(n) / static_cast<double>(n - 1)};
+  for (size_t k = 0; k < 2; ++k) {
+    W& running = c.in[3 + k].data<W>()[channel * c.in[3 + k].strides()[0]];
+    running = static_cast<W>((1 - momentum) * static_cast<double>(running) + momentum * values[k]);
+  }
+}
+
+bool by_batch(const Call& c) { return c.as<BatchNormAttrs>().training || !c.has(3); }
+
+template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<BatchNormAttrs>();
+  Planes p = norm_planes(out[0].shape());
+  Tensor input = c.in[0].contiguous(), added = c.has(5) ? c.in[5].contiguous() : Tensor();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    using W = wide_t<T>;
+    const T *x = input.data<T>(), *z = added.defined() ? added.data<T>() : nullptr;
+    T* y = out[0].data<T>();
+    Vector weight(c, 1, dtype_of<W>), bias(c, 2, dtype_of<W>);
+    const W *w = weight.data<W>(), *b = bias.data<W>();
+    std::vector<Statistics> statistics(static_cast<size_t>(p.c));
+    parallel_for(p.c, grain_for(p.n * p.inner), [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        Moments m;
+        if (by_batch(c)) {
+          m = moments(p.n * p.inner, [&](auto f) { each_of_channel(p, k, [&](int64_t i) { f(as_double(x[i])); }); });
+          if (a.training && c.has(3)) move_running<W>(c, k, m, p.n * p.inner, a.momentum);
+        } else m = {as_double(c.in[3].data<W>()[k * c.in[3].strides()[0]]), as_double(c.in[4].data<W>()[k * c.in[4].strides()[0]])};
+        Statistics s{m.mean, 1 / std::sqrt(m.var + a.eps)};
+        statistics[static_cast<size_t>(k)] = s;
+        if (out.size() > 1) put(out[1].data<W>(), p.c, k, s);
+      }
+    });
+    parallel_for(p.n * p.c, grain_for(p.inner), [&](int64_t begin, int64_t end) {
+      for (int64_t plane = begin; plane < end; ++plane) {
+        int64_t k = plane % p.c;
+        Statistics s = statistics[static_cast<size_t>(k)];
+        W scale = w ? w[k] : W(1), shift = b ? b[k] : W(0);
+        for (int64_t i = plane * p.inner; i < (plane + 1) * p.inner; ++i) {
+          W v = static_cast<W>((as_double(x[i]) - s.mean) * s.rstd) * scale + shift;
+          if (z) v += W(z[i]);
+          y[i] = T(with_relu ? unary::Relu::f(v) : v);
+        }
+      }
+    });
+  });
+}
+
+// in: g, x, w, statistics; out: the gradients of x, w and b.
+void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<BatchNormAttrs>();
+  Planes p = norm_planes(c.in[1].shape());
+  Tensor gradient = c.in[0].contiguous(), input = c.in[1].contiguous(), statistics = c.in[3].contiguous();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    using W = wide_t<T>;
+    const T *g = gradient.data<T>(), *x = input.data<T>();
+    Vector weight(c, 2, dtype_of<W>);
+    const W* w = weight.data<W>();
+    std::vector<W> dw(static_cast<size_t>(p.c)), db(static_cast<size_t>(p.c));
+    double count = static_cast<double>(p.n * p.inner);
+    parallel_for(p.c, grain_for(p.n * p.inner), [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        Statistics s = get(statistics.data<W>(), p.c, k);
+        double sum = 0, dot = 0;
+        each_of_channel(p, k, [&](int64_t i) {
+          sum += as_double(g[i]);
+          dot += as_double(g[i]) * ((as_double(x[i]) - s.mean) * s.rstd);
+        });
+        dw[static_cast<size_t>(k)] = static_cast<W>(dot);
+        db[static_cast<size_t>(k)] = static_cast<W>(sum);
+        if (!(a.wanted & 1u)) continue;
+        T* dx = out[0].data<T>();
+        double scale = (w ? as_double(w[k]) : 1) * s.rstd;
+        if (!a.training) sum = dot = 0;
+        each_of_channel(p, k, [&](int64_t i) {
+          dx[i] = T(static_cast<W>(scale * (as_double(g[i]) - (sum + (as_double(x[i]) - s.mean) * s.rstd * dot) / count)));
+        });
+      }
+    });
+    for (size_t k = 1; k < 3; ++k)
+      if (a.wanted >> k & 1u) out[k].copy_(tensor(k == 1 ? dw : db));
+  });
+}
+
+Statistics row_statistics(RowNorm kind, double eps, int64_t n, auto each) {
+  Moments m;
+  if (kind == RowNorm::rms) {
+    each([&](double v) { m.var += v * v; });
+    m.var /= static_cast<double>(n);
+  } else m = moments(n, each);
+  return {m.mean, 1 / std::sqrt(m.var + eps)};
+}
+
+void run_row_norm(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<RowNormAttrs>();
+  NormRows q = norm_rows(a, out[0].shape());
+  Tensor input = c.in[0].contiguous();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    using W = wide_t<T>;
+    Vector weight(c, 1, dtype_of<W>), bias(c, 2, dtype_of<W>);
+    parallel_for(q.rows, grain_for(q.length), [&, x = input.data<T>(), y = out[0].data<T>(), w = weight.data<W>(), b = bias.data<W>()](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* row = x + r * q.length;
+        Statistics s = row_statistics(a.kind, a.eps, q.length, [&](auto f) { for (int64_t i = 0; i < q.length; ++i) f(as_double(row[i])); });
+        if (out.size() > 1) put(out[1].data<W>(), q.rows, r, s);
+        for (int64_t i = 0, k = q.feature(r); i < q.length; ++k)
+          for (int64_t end_of_feature = i + q.inner; i < end_of_feature; ++i) {
+            W v = static_cast<W>((as_double(row[i]) - s.mean) * s.rstd);
+            if (w) v *= w[k];
+            if (b) v += b[k];
+            y[r * q.length + i] = T(v);
+          }
+      }
+    });
+  });
+}
+
+// in: g, x, w, statistics; out: the gradients of x, w and b.
+void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<RowNormAttrs>();
+  NormRows q = norm_rows(a, c.in[1].shape());
+  Tensor gradient = c.in[0].contiguous(), input = c.in[1].contiguous(), statistics = c.in[3].contiguous();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    using W = wide_t<T>;
+    const T *g = gradient.data<T>(), *x = input.data<T>();
+    const W* of_rows = statistics.data<W>();
+    Vector weight(c, 2, dtype_of<W>);
+    const W* w = weight.data<W>();
+    auto factor = [&](int64_t first, int64_t i) { return w ? as_double(w[first + i / q.inner]) : 1.0; };
+    if (a.wanted & 1u)
+      parallel_for(q.rows, grain_for(q.length), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          Statistics s = get(of_rows, q.rows, r);
+          double sum = 0, dot = 0;
+          int64_t first = q.feature(r);
+          for (int64_t i = 0, at = r * q.length; i < q.length; ++i, ++at) {
+            double gw = as_double(g[at]) * factor(first, i);
+            sum += gw;
+            dot += gw * ((as_double(x[at]) - s.mean) * s.rstd);
+          }
+          if (a.kind == RowNorm::rms) sum = 0;
+          for (int64_t i = 0, at = r * q.length; i < q.length; ++i, ++at) {
+            double normal = (as_double(x[at]) - s.mean) * s.rstd, gw = as_double(g[at]) * factor(first, i);
+            out[0].data<T>()[at] = T(static_cast<W>(s.rstd * (gw - (sum + normal * dot) / static_cast<double>(q.length))));
+          }
+        }
+      });
+    if (!(a.wanted & 6u)) return;
+    // A feature's elements: `inner` neighbours in each row of its group.
+    std::vector<double> dw(static_cast<size_t>(q.features)), db(static_cast<size_t>(q.features));
+    int64_t per_group = q.features / q.groups;
+    parallel_for(q.features, grain_for(q.rows / q.groups * q.inner), [&](int64_t begin, int64_t end) {
+      for (int64_t r = 0; r < q.rows; ++r) {
+        int64_t first = q.feature(r);
+        Statistics s = get(of_rows, q.rows, r);
+        for (int64_t k = std::max(begin, first); k < std::min(end, first + per_group); ++k)
+          for (int64_t at = r * q.length + (k - first) * q.inner, n = 0; n < q.inner; ++n, ++at) {
+            db[static_cast<size_t>(k)] += as_double(g[at]);
+            dw[static_cast<size_t>(k)] += as_double(g[at]) * ((as_double(x[at]) - s.mean) * s.rstd);
+          }
+      }
+    });
+    for (size_t k = 1; k < 3; ++k)
+      if (a.wanted >> k & 1u) out[k].copy_(tensor(k == 1 ? dw : db).view(out[k].shape()));
+  });
+}
+
+// ---- shapes
+
+// Checks w and b, inputs 1 and 2.
+void check_affine(const Call& c, const Meta& x, const Shape& features) {
+  for (size_t i : {1, 2}) {
+    if (!c.has(i)) continue;
+    const Meta& m = c.in[i].meta();
+    HT_CHECK(m.shape == features && (m.dtype == x.dtype || m.dtype == wide(x.dtype)), c.op->name, ": expected ", i == 1 ? "weight " : "bias ", features, " (",
+             wide(x.dtype), "), got ", m);
+  }
+  HT_CHECK(!c.has(2) || (c.has(1) && c.in[1].dtype() == c.in[2].dtype()), c.op->name, ": expected a bias only beside a weight of its dtype");
+}
+
+Metas infer_batch_norm(const Call& c) {
+  const Meta& x = c.in[0].meta();
+  HT_CHECK(is_floating(x.dtype) && x.shape.rank() >= 2, c.op->name, ": expected x [n, channels, ...] of a floating dtype, got ", x);
+  Shape channels{x.shape[1]};
+  check_affine(c, x, channels);
+  HT_CHECK(c.has(3) == c.has(4), c.op->name, ": expected running_mean and running_var together");
+  for (size_t i : {3, 4})
+    HT_CHECK(!c.has(i) || (c.in[i].shape() == channels && c.in[i].dtype() == wide(x.dtype)), c.op->name, ": expected ", i == 3 ? "running_mean " : "running_var ",
+             channels, " (", wide(x.dtype), "), got ", c.in[i].meta());
+  HT_CHECK(!c.has(5) || (c.in[5].shape() == x.shape && c.in[5].dtype() == x.dtype), c.op->name, ": expected z like x, ", x, ", got ", c.in[5].meta());
+  Planes p = norm_planes(x.shape);
+  HT_CHECK(!by_batch(c) || p.c == 0 || p.n * p.inner > 1, c.op->name, ": expected more than one value for each channel in training, got ", x);
+  return {Meta(x.shape, x.dtype, x.device), Meta({3, x.shape[1]}, wide(x.dtype), x.device)};
+}
+
+Metas infer_row_norm(const Call& c) {
+  const Meta& x = c.in[0].meta();
+  auto a = c.as<RowNormAttrs>();
+  HT_CHECK(is_floating(x.dtype), c.op->name, ": expected a floating dtype, got ", x.dtype, "; cast x with to()");
+  Shape features;
+  if (a.kind == RowNorm::group) {
+    HT_CHECK(x.shape.rank() >= 2 && a.rest >= 1 && x.shape[1] % a.rest == 0, c.op->name, ": expected x [n, channels, ...] with channels that groups = ", a.rest,
+             " divides, got ", x);
+    features = {x.shape[1]};
+  } else {
+    HT_CHECK(a.rest >= 1 && a.rest <= x.shape.rank(), c.op->name, ": expected x of at least ", a.rest, " dimensions, got ", x);
+    features = Shape(std::span(x.shape.end() - a.rest, x.shape.end()));
+  }
+  check_affine(c, x, features);
+  return {Meta(x.shape, x.dtype, x.device), Meta({3, norm_rows(a, x.shape).rows}, wide(x.dtype), x.device)};
+}
+
+// The gradients of x, w and b, of those that are wanted.
+Metas gradient_metas(const Call& c, uint32_t wanted, int64_t statistics, const Shape& features) {
+  const Meta &g = c.in[0].meta(), &x = c.in[1].meta(), &s = c.in[3].meta();
+  HT_CHECK(is_floating(x.dtype) && g.shape == x.shape && g.dtype == x.dtype, c.op->name, ": expected a gradient like x, ", x, ", got ", g);
+  HT_CHECK(s.shape == Shape({3, statistics}) && s.dtype == wide(x.dtype), c.op->name, ": expected statistics [3, ", statistics, "] (", wide(x.dtype), "), got ", s);
+  HT_CHECK(c.has(2) || !(wanted & 6u), c.op->name, ": there is no weight to compute a gradient of");
+  HT_CHECK(!c.has(2) || c.in[2].shape() == features, c.op->name, ": expected weight ", features, ", got ", c.in[2].meta());
+  auto meta = [&](uint32_t bit, const Shape& shape, DType t) { return Meta(wanted >> bit & 1u ? shape : Shape{0}, t, x.device); };
+  DType t = c.has(2) ? c.in[2].dtype() : x.dtype;
+  return {meta(0, x.shape, x.dtype), meta(1, features, t), meta(2, features, t)};
+}
+
+// ---- derivatives
+
+uint32_t wanted(const Rule& r) {
+  uint32_t bits = 0;
+  for (size_t i = 0; i < 3 && i < r.size(); ++i) bits |= r.needs(i) ? 1u << i : 0u;
+  return bits;
+}
+
+// Gradients of x, w, b, and none for what follows.
+Tensors fused(const Rule& r, const OpDef& op, const Tensor& g, const Attrs& attrs, uint32_t wanted) {
+  Tensors grads(r.size());
+  if (wanted == 0) return grads;
+  Tensors all = call_all(op, {g, r.in(0), r.size() > 1 ? r.in(1) : Tensor(), r.out(1)}, attrs);
+  for (size_t i = 0; i < 3; ++i) if (wanted >> i & 1u) grads[i] = all[i];
+  return grads;
+}
+
+// Whether a call of batch_norm used its batch's statistics. Training writes the running ones: they may not be read here.
+bool by_batch(const Rule& r) { return r.as<BatchNormAttrs>().training || r.size() < 4 || r.in_meta(3).shape.rank() == 0; }
+
+Tensors composed_batch_norm(const Rule& r, const Tensor& gradient) {
+  auto a = r.as<BatchNormAttrs>();
+  const Meta& meta = r.in_meta(0);
+  Planes p = norm_planes(meta.shape);
+  DType t = wide(meta.dtype);
+  Shape planes{p.n, p.c, p.inner}, channel{1, p.c, 1};
+  auto at_channel = [&](size_t i) { return reshape(cast(r.in(i), t), channel); };
+  Tensor x = reshape(cast(r.in(0), t), planes), g = reshape(cast(gradient, t), planes), w = r.size() > 1 && r.in(1).defined() ? at_channel(1) : Tensor();
+  bool batch = by_batch(r);
+  auto mean_of = [](const Tensor& v) { return mean(v, {0, 2}, {.keepdim = true}); };
+  Tensor centre = batch ? mean_of(x) : at_channel(3), variance = batch ? var(x, {0, 2}, {.correction = 0, .keepdim = true}) : at_channel(4);
+  Tensor rstd = rsqrt(variance + a.eps), normal = (x - centre) * rstd;
+  Tensors grads(r.size());
+  if (r.needs(0)) {
+    Tensor d = batch ? g - mean_of(g) - normal * mean_of(g * normal) : g;
+    d = d * rstd;
+    grads[0] = cast(reshape(w.defined() ? d * w : d, meta.shape), meta.dtype);
+  }
+  if (r.size() > 1 && r.needs(1)) grads[1] = cast(sum(g * normal, {0, 2}), r.in_meta(1).dtype);
+  if (r.size() > 2 && r.needs(2)) grads[2] = cast(sum(g, {0, 2}), r.in_meta(2).dtype);
+  return grads;
+}
+
+Tensors fused_batch_norm(const Rule& r, const Tensor& g) {
+  auto a = r.as<BatchNormAttrs>();
+  a.training = by_batch(r);
+  a.wanted = wanted(r);
+  return fused(r, op::batch_norm_grad, g, Attrs::of(a), a.wanted);
+}
+
+// Through the relu; input 5, added before it, gets the same gradient.
+Tensors with_added(const Rule& r, Tensors grads, const Tensor& g) {
+  if (r.size() > 5 && r.needs(5)) grads[5] = g;
+  return grads;
+}
+
+Tensors composed_row_norm(const Rule& r) {
+  auto a = r.as<RowNormAttrs>();
+  const Meta& meta = r.in_meta(0);
+  NormRows q = norm_rows(a, meta.shape);
+  DType t = wide(meta.dtype);
+  Shape rows{q.rows / q.groups, q.groups, q.length}, features{q.groups, q.features / q.groups, q.inner};
+  Tensor x = reshape(cast(r.in(0), t), rows), g = reshape(cast(r.grad(), t), rows), gw = g;
+  if (r.size() > 1 && r.in(1).defined()) {
+    Tensor w = reshape(cast(r.in(1), t), {q.groups, q.features / q.groups, 1});
+    gw = g * reshape(expand(w, features), {q.groups, q.length});
+  }
+  auto mean_of = [](const Tensor& v) { return mean(v, {2}, {.keepdim = true}); };
+  bool centred = a.kind != RowNorm::rms;
+  Tensor variance = centred ? var(x, {2}, {.correction = 0, .keepdim = true}) : mean_of(square(x));
+  Tensor rstd = rsqrt(variance + a.eps), normal = (centred ? x - mean_of(x) : x) * rstd;
+  Tensors grads(r.size());
+  if (r.needs(0)) {
+    Tensor d = gw - normal * mean_of(gw * normal);
+    if (centred) d = d - mean_of(gw);
+    grads[0] = cast(reshape(d * rstd, meta.shape), meta.dtype);
+  }
+  auto to_features = [&](const Tensor& v, size_t i) {
+    return cast(reshape(sum(reshape(sum(v, {0}), features), {2}), r.in_meta(i).shape), r.in_meta(i).dtype);
+  };
+  if (r.size() > 1 && r.needs(1)) grads[1] = to_features(g * normal, 1);
+  if (r.size() > 2 && r.needs(2)) grads[2] = to_features(g, 2);
+  return grads;
+}
+
+Tensors fused_row_norm(const Rule& r) {
+  auto a = r.as<RowNormAttrs>();
+  a.wanted = wanted(r);
+  return fused(r, op::row_norm_grad, r.grad(), Attrs::of(a), a.wanted);
+}
+
+// ---- samples
+
+std::vector<Sample> batch_norm_samples(bool relu) {
+  auto sample = [&](Shape x, bool affine, bool wide_affine, bool running, BatchNormAttrs a, bool added) {
+    Shape c{x[1]};
+    auto vector = [&](double low, double high, bool differentiable, bool present, bool is_wide) {
+      return SampleInput{.shape = c, .low = low, .high = high, .dtype = {}, .differentiable = differentiable, .present = present, .wide = is_wide};
+    };
+    Sample s{{{.shape = x}, vector(.5, 2, true, affine, wide_affine), vector(-1, 1, true, affine, wide_affine), vector(-1, 1, false, running, true),
+              vector(.5, 2, false, running, true)}, Attrs::of(a)};
+    if (relu) s.in.push_back({.shape = x, .low = -2, .high = 2, .dtype = {}, .differentiable = true, .present = added});
+    return s;
+  };
+  BatchNormAttrs training{}, evaluation{.training = false}, odd{.eps = .1, .momentum = .7}, cautious{.eps = .01, .momentum = 0, .training = false};
+  return {sample({2, 1}, true, true, true, training, true),        sample({7, 3}, true, true, true, odd, false),
+          sample({2, 3, 4}, false, false, false, training, true),  sample({2, 3, 4, 5}, true, false, true, training, false),
+          sample({33, 2, 3}, true, true, false, training, true),   sample({0, 2, 3}, true, true, true, evaluation, true),
+          sample({1, 3, 2}, true, false, true, cautious, true),    sample({2, 257, 1, 3}, true, true, true, training, false),
+          sample({3, 2, 2, 1, 7}, false, false, true, evaluation, false), sample({5, 4, 70}, true, true, true, odd, true)};
+}
+
+std::vector<Sample> row_norm_samples(RowNorm kind) {
+  auto sample = [&](Shape x, Shape features, int64_t rest, bool affine, bool bias, bool is_wide, double eps = 1e-5) {
+    auto vector = [&](double low, bool present) {
+      return SampleInput{.shape = features, .low = low, .high = 2, .dtype = {}, .differentiable = true, .present = present, .wide = is_wide};
+    };
+    Sample s{{{.shape = x}, vector(.5, affine)}, Attrs::of(RowNormAttrs{eps, rest, kind})};
+    if (kind != RowNorm::rms) s.in.push_back(vector(-1, bias));
+    return s;
+  };
+  if (kind == RowNorm::group)
+    return {sample({1, 1, 2}, {1}, 1, true, true, true),       sample({2, 4}, {4}, 2, true, true, false),         sample({2, 4, 3}, {4}, 2, false, false, false, .1),
+            sample({2, 4, 3}, {4}, 4, true, false, true),      sample({3, 6, 2, 5}, {6}, 3, true, true, true),    sample({0, 4, 3}, {4}, 2, true, true, true),
+            sample({2, 2, 257}, {2}, 1, true, true, true),     sample({1, 33, 7}, {33}, 11, true, true, false),   sample({2, 4, 2, 3, 3}, {4}, 2, true, true, true)};
+  return {sample({2}, {2}, 1, true, true, true),             sample({2, 7}, {7}, 1, true, true, false),      sample({3, 4}, {4}, 1, false, false, false, .1),
+          sample({2, 3, 4}, {3, 4}, 2, true, true, true),    sample({2, 33}, {33}, 1, true, false, true),    sample({0, 5}, {5}, 1, true, true, true),
+          sample({3, 257}, {257}, 1, true, true, true),      sample({2, 2, 3, 2}, {2, 3, 2}, 3, true, true, false), sample({70, 9}, {9}, 1, true, true, true)};
+}
+
+// Of a gradient operator, from those of the forward: g, x, w and statistics.
+template <class A> std::vector<Sample> gradient_samples(std::vector<Sample> forward, int64_t (*statistics)(const Shape& x, const Attrs& a)) {
+  for (size_t k = 0; k < forward.size(); ++k) {
+    Sample& s = forward[k];
+    SampleInput x = s.in[0], w = s.in[1];
+    auto a = s.attrs.as<A>();
+    a.wanted = !w.present ? 1u : k % 3 == 1 ? 5u : k % 3 == 2 ? 6u : 7u;
+    s.in = {x, x, w, {.shape = {3, statistics(x.shape, s.attrs)}, .low = .5, .high = 1, .dtype = {}, .differentiable = false, .present = true, .wide = true}};
+    s.attrs = Attrs::of(a);
+  }
+  return forward;
+}
+
+}  // namespace
+
+Planes norm_planes(const Shape& x) {
+  Planes p{x[0], x[1], 1};
+  for (size_t d = 2; d < x.size(); ++d) p.inner *= x[d];
+  return p;
+}
+
+NormRows norm_rows(const RowNormAttrs& a, const Shape& x) {
+  NormRows q{1, 1, 1, 1, 1};
+  if (a.kind == RowNorm::group) {
+    Planes p = norm_planes(x);
+    return {p.n * a.rest, p.c / a.rest * p.inner, a.rest, p.c, p.inner};
+  }
+  for (size_t d = 0; d < x.size(); ++d) (static_cast<int64_t>(d) < x.rank() - a.rest ? q.rows : q.length) *= x[d];
+  q.features = q.length;
+  return q;
+}
+
+namespace op {
+
+constinit OpDef batch_norm = {
+    .name = "batch_norm", .doc = "each channel normalised by the batch's statistics, or by running ones, then scaled and shifted", .cast = Cast::keep,
+    .infer = infer_batch_norm,
+    .writes = [](const Call& c, size_t i) { return c.as<BatchNormAttrs>().training && (i == 3 || i == 4); },
+    .aux = 1,
+    .saves = {.in = 0b11011, .out = 2},
+    .backward = [](const Rule& r) { return composed_batch_norm(r, r.grad()); },
+    .fused_backward = [](const Rule& r) { return fused_batch_norm(r, r.grad()); },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] { return batch_norm_samples(false); },
+    .kernel = {run_batch_norm<false>}};
+
+constinit OpDef batch_norm_relu = {
+    .name = "batch_norm_relu", .doc = "relu of batch_norm, or of its sum with another tensor, rounded once", .cast = Cast::keep,
+    .infer = infer_batch_norm,
+    .writes = [](const Call& c, size_t i) { return c.as<BatchNormAttrs>().training && (i == 3 || i == 4); },
+    .aux = 1,
+    .saves = {.in = 0b11011, .out = 3},
+    .backward = [](const Rule& r) -> Tensors {
+      Tensor g = relu_grad(r.out(), r.grad());
+      return with_added(r, composed_batch_norm(r, g), g);
+    },
+    .fused_backward = [](const Rule& r) -> Tensors {
+      Tensor g = relu_grad(r.out(), r.grad());
+      return with_added(r, fused_batch_norm(r, g), g);
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] { return batch_norm_samples(true); },
+    .kernel = {run_batch_norm<true>}};
+
+constinit OpDef batch_norm_grad = {
+    .name = "batch_norm_grad", .doc = "the gradients of batch_norm over x, weight and bias, from its statistics", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      const Meta& x = c.in[1].meta();
+      HT_CHECK(x.shape.rank() >= 2, "batch_norm_grad: expected x [n, channels, ...], got ", x);
+      return gradient_metas(c, c.as<BatchNormAttrs>().wanted, x.shape[1], {x.shape[1]});
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] { return gradient_samples<BatchNormAttrs>(batch_norm_samples(false), [](const Shape& x, const Attrs&) { return x[1]; }); },
+    .kernel = {run_batch_norm_grad}};
+
+constinit OpDef layer_norm = {
+    .name = "layer_norm", .doc = "rows over the last dimensions normalised to mean 0 and variance 1, then scaled and shifted", .cast = Cast::keep,
+    .infer = infer_row_norm,
+    .aux = 1,
+    .saves = {.in = 3, .out = 2},
+    .backward = composed_row_norm,
+    .fused_backward = fused_row_norm,
+    .dtypes = {floating_types, floating_types},
+    .samples = [] { return row_norm_samples(RowNorm::layer); },
+    .kernel = {run_row_norm}};
+
+constinit OpDef group_norm = {
+    .name = "group_norm", .doc = "groups of channels of each image normalised, then scaled and shifted by channel", .cast = Cast::keep,
+    .infer = infer_row_norm,
+    .aux = 1,
+    .saves = {.in = 3, .out = 2},
+    .backward = composed_row_norm,
+    .fused_backward = fused_row_norm,
+    .dtypes = {floating_types, floating_types},
+    .samples = [] { return row_norm_samples(RowNorm::group); },
+    .kernel = {run_row_norm}};
+
+constinit OpDef rms_norm = {
+    .name = "rms_norm", .doc = "rows over the last dimensions divided by their root mean square, then scaled", .cast = Cast::keep,
+    .infer = infer_row_norm,
+    .aux = 1,
+    .saves = {.in = 3, .out = 2},
+    .backward = composed_row_norm,
+    .fused_backward = fused_row_norm,
+    .dtypes = {floating_types, floating_types},
+    .samples = [] { return row_norm_samples(RowNorm::rms); },
+    .kernel = {run_row_norm}};
+
+constinit OpDef row_norm_grad = {
+    .name = "row_norm_grad", .doc = "the gradients of layer_norm, group_norm and rms_norm over x, weight and bias, from their statistics", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      auto a = c.as<RowNormAttrs>();
+      const Shape& x = c.in[1].shape();
+      HT_CHECK(x.rank() >= (a.kind == RowNorm::group ? 2 : a.rest), "row_norm_grad: expected x of more dimensions, got ", c.in[1].meta());
+      Shape features = a.kind == RowNorm::group ? Shape{x[1]} : Shape(std::span(x.end() - a.rest, x.end()));
+      return gradient_metas(c, a.wanted, norm_rows(a, x).rows, features);
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] {
+      std::vector<Sample> all;
+      for (RowNorm kind : {RowNorm::layer, RowNorm::group, RowNorm::rms})
+        for (auto& s : gradient_samples<RowNormAttrs>(row_norm_samples(kind), [](const Shape& x, const Attrs& a) { return norm_rows(a.as<RowNormAttrs>(), x).rows; }))
+          all.push_back(s);
+      return all;
+    },
+    .kernel = {run_row_norm_grad}};
+
+}  // namespace op
+
+std::span<OpDef* const> norm_ops() {
+  static constexpr OpDef* all[] = {&op::batch_norm, &op::batch_norm_relu, &op::batch_norm_grad, &op::layer_norm, &op::group_norm, &op::rms_norm, &op::row_norm_grad};
+  return all;
+}
+
+namespace {
+
+// Arguments with the undefined ones at the end left out.
+Tensors trimmed(Tensors in) {
+  while (in.size() > 1 && !in.back().defined()) in.resize(in.size() - 1);
+  return in;
+}
+Attrs attrs_of(const BatchNormOptions& o) { return Attrs::of(BatchNormAttrs{o.eps, o.momentum, o.training}); }
+
+Tensor over_rows(const OpDef& op, RowNorm kind, const Tensor& x, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
+  HT_CHECK(x.defined(), op.name, ": x is undefined");
+  int rest = shape.rank();
+  HT_CHECK(rest >= 1 && rest <= x.rank() && Shape(std::span(x.shape().end() - rest, x.shape().end())) == shape, op.name, ": expected x of last dimensions ", shape,
+           ", got ", x.meta());
+  return call(op, trimmed({x, w, b}), Attrs::of(RowNormAttrs{eps, rest, kind}));
+}
+
+}  // namespace
+
+Tensor batch_norm(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& running_mean, const Tensor& running_var, BatchNormOptions o) {
+  HT_CHECK(x.defined(), "batch_norm: x is undefined");
+  return call(op::batch_norm, trimmed({x, w, b, running_mean, running_var}), attrs_of(o));
+}
+Tensor batch_norm_relu(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& running_mean, const Tensor& running_var, BatchNormOptions o) {
+  HT_CHECK(x.defined(), "batch_norm_relu: x is undefined");
+  return call(op::batch_norm_relu, trimmed({x, w, b, running_mean, running_var}), attrs_of(o));
+}
+Tensor batch_norm_add_relu(const Tensor& x, const Tensor& z, const Tensor& w, const Tensor& b, const Tensor& running_mean, const Tensor& running_var,
+                           BatchNormOptions o) {
+  HT_CHECK(x.defined() && z.defined(), "batch_norm_add_relu: x or z is undefined");
+  return call(op::batch_norm_relu, {x, w, b, running_mean, running_var, z}, attrs_of(o));
+}
+
+Tensor layer_norm(const Tensor& x, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
+  return over_rows(op::layer_norm, RowNorm::layer, x, shape, w, b, eps);
+}
+Tensor rms_norm(const Tensor& x, const Shape& shape, const Tensor& w, double eps) { return over_rows(op::rms_norm, RowNorm::rms, x, shape, w, {}, eps); }
+Tensor group_norm(const Tensor& x, Size groups, const Tensor& w, const Tensor& b, double eps) {
+  HT_CHECK(x.defined(), "group_norm: x is undefined");
+  return call(op::group_norm, trimmed({x, w, b}), Attrs::of(RowNormAttrs{eps, groups, RowNorm::group}));
+}
+Tensor instance_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps) {
+  HT_CHECK(x.defined() && x.rank() >= 2 && x.size(1) > 0, "instance_norm: expected x [n, channels, ...]", x.defined() ? text::cat(", got ", x.meta()) : "");
+  return group_norm(x, x.size(1), w, b, eps);
+}
+
+}  // namespace halftone

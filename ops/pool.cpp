@@ -1,0 +1,415 @@
+// Pooling: shapes, derivatives, CPU kernels. The largest elements are remembered as numbers within their windows; averages
+// are linear, so that their derivatives are their transposes.
+#include "halftone/ops/pool.h"
+
+#include <algorithm>
+
+#include "halftone/ops/all.h"
+#include "halftone/ops/iterate.h"
+#include "halftone/ops/reduce.h"
+
+namespace halftone {
+namespace {
+
+// ---- kernels, on dense planes
+
+// Calls f(output's place in the plane, its window in each dimension).
+template <class F> void each_window(const PoolGeometry& q, F f) {
+  int64_t at = 0;
+  for (int64_t a = 0; a < q.out[0]; ++a)
+    for (int64_t b = 0; b < q.out[1]; ++b)
+      for (int64_t c = 0; c < q.out[2]; ++c) f(at++, q.window(0, a), q.window(1, b), q.window(2, c));
+}
+// Calls f(place in the input plane, number within the window) for a window's elements, row-major.
+template <class F> void each_element(const PoolGeometry& q, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w, F f) {
+  for (int64_t a = u.begin, i = u.tap; a < u.end; a += u.step, ++i)
+    for (int64_t b = v.begin, j = v.tap; b < v.end; b += v.step, ++j)
+      for (int64_t c = w.begin, k = w.tap; c < w.end; c += w.step, ++k)
+        f((a * q.in[1] + b) * q.in[2] + c, (i * q.kernel[1] + j) * q.kernel[2] + k);
+}
+template <class F> void each_plane(const PoolGeometry& q, F f) {
+  parallel_for(q.planes, std::max<int64_t>(1, parallel_grain / std::max<int64_t>(1, q.pixels() + q.positions())), [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) f(p);
+  });
+}
+
+void run_max_pool(const Call& c, std::span<Tensor> out) {
+  PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), c.in[0].shape(), out[0].shape());
+  Tensor input = c.in[0].contiguous();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    using C = compute_t<T>;
+    const T* x = input.data<T>();
+    T* y = out[0].data<T>();
+    int32_t* chosen = out.size() > 1 ? out[1].data<int32_t>() : nullptr;
+    each_plane(q, [&](int64_t p) {
+      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+        reduce::Best<C> best = reduce::Argmax::start<C>();
+        each_element(q, u, v, w, [&](int64_t i, int64_t tap) { best = reduce::Argmax::add(best, C(x[p * q.pixels() + i]), tap); });
+        y[p * q.positions() + at] = T(best.value);
+        if (chosen) chosen[p * q.positions() + at] = static_cast<int32_t>(best.index);
+      });
+    });
+  });
+}
+
+// Calls f(place in the input plane) for the element of this number in a window, if it is inside the input.
+template <class F> void chosen_element(const PoolGeometry& q, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w, int64_t tap, F f) {
+  if (tap < 0) return;
+  int64_t a = u.begin + (tap / (q.kernel[1] * q.kernel[2]) - u.tap) * u.step, b = v.begin + (tap / q.kernel[2] % q.kernel[1] - v.tap) * v.step,
+          c = w.begin + (tap % q.kernel[2] - w.tap) * w.step;
+  if (a >= u.begin && a < u.end && b >= v.begin && b < v.end && c >= w.begin && c < w.end) f((a * q.in[1] + b) * q.in[2] + c);
+}
+
+void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
+  PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), c.in[0].shape(), out[0].shape());
+  Tensor input = c.in[0].contiguous(), taps = c.in[1].contiguous();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    const T* x = input.data<T>();
+    T* y = out[0].data<T>();
+    const int32_t* chosen = taps.data<int32_t>();
+    each_plane(q, [&](int64_t p) {
+      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+        int64_t o = p * q.positions() + at;
+        y[o] = T(0);
+        chosen_element(q, u, v, w, chosen[o], [&](int64_t i) { y[o] = x[p * q.pixels() + i]; });
+      });
+    });
+  });
+}
+
+// Adds up a plane's contributions in the dtype of sums, then rounds them.
+template <class T, class F> void scatter_planes(const PoolGeometry& q, T* x, F contribute) {
+  using A = accumulate_t<T>;
+  each_plane(q, [&](int64_t p) {
+    std::vector<A> plane(static_cast<size_t>(q.pixels()));
+    contribute(p, plane.data());
+    for (size_t i = 0; i < plane.size(); ++i) x[p * q.pixels() + static_cast<int64_t>(i)] = T(plane[i]);
+  });
+}
+
+void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
+  PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), out[0].shape(), c.in[0].shape());
+  Tensor gradient = c.in[0].contiguous(), taps = c.in[1].contiguous();
+  visit<floating_types>(gradient.dtype(), [&]<class T>(Type<T>) {
+    const T* g = gradient.data<T>();
+    const int32_t* chosen = taps.data<int32_t>();
+    scatter_planes(q, out[0].data<T>(), [&]<class A>(int64_t p, A* plane) {
+      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+        int64_t o = p * q.positions() + at;
+        chosen_element(q, u, v, w, chosen[o], [&](int64_t i) { plane[i] += A(g[o]); });
+      });
+    });
+  });
+}
+
+void run_avg_pool(const Call& c, std::span<Tensor> out) {
+  PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), c.in[0].shape(), out[0].shape());
+  Tensor input = c.in[0].contiguous();
+  visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
+    const T* x = input.data<T>();
+    T* y = out[0].data<T>();
+    each_plane(q, [&](int64_t p) {
+      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+        accumulate_t<T> sum = 0;
+        each_element(q, u, v, w, [&](int64_t i, int64_t) { sum += accumulate_t<T>(x[p * q.pixels() + i]); });
+        y[p * q.positions() + at] = T(sum / static_cast<accumulate_t<T>>(u.count * v.count * w.count));
+      });
+    });
+  });
+}
+
+void run_avg_pool_input(const Call& c, std::span<Tensor> out) {
+  PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), out[0].shape(), c.in[0].shape());
+  Tensor gradient = c.in[0].contiguous();
+  visit<floating_types>(gradient.dtype(), [&]<class T>(Type<T>) {
+    const T* g = gradient.data<T>();
+    scatter_planes(q, out[0].data<T>(), [&]<class A>(int64_t p, A* plane) {
+      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+        A share = A(g[p * q.positions() + at]) / static_cast<A>(u.count * v.count * w.count);
+        each_element(q, u, v, w, [&](int64_t i, int64_t) { plane[i] += share; });
+      });
+    });
+  });
+}
+
+// ---- shapes
+
+// The name that the program called it by: "adaptive_max_pool2d".
+std::string who(const Call& c) {
+  auto a = c.as<PoolAttrs>();
+  return text::cat(a.adaptive ? "adaptive_" : "", std::string_view(c.op->name).substr(0, 8), a.dims, "d", c.op->name + 8);
+}
+
+// The spatial sizes of the output for an input of these, which follow two dimensions.
+Shape output_sizes(const Call& c, const Meta& tensor, const Shape& x) {
+  auto a = c.as<PoolAttrs>();
+  std::string name = who(c);
+  HT_CHECK(is_floating(tensor.dtype), name, ": expected a floating dtype, got ", tensor.dtype, "; cast x with to()");
+  HT_CHECK(x.rank() == a.dims + 2, name, ": expected x of ", a.dims + 2, " dimensions, got ", tensor);
+  Shape y;
+  for (size_t d = 0; d < static_cast<size_t>(a.dims); ++d) {
+    int64_t in = x[d + 2], kernel = a.kernel[d], stride = a.stride[d], padding = a.padding[d];
+    HT_CHECK(in >= 1, name, ": dimension ", d + 2, " of x is empty: ", tensor);
+    if (a.adaptive) {
+      HT_CHECK(a.size[d] >= 1, name, ": expected a size of 1 or more, got ", a.size[d]);
+      y.push_back(a.size[d]);
+      continue;
+    }
+    HT_CHECK(kernel >= 1 && stride >= 1 && a.dilation[d] >= 1, name, ": expected kernel, stride and dilation of 1 or more, got ", kernel, ", ", stride, " and ",
+             a.dilation[d]);
+    HT_CHECK(padding >= 0 && padding <= kernel / 2, name, ": expected padding from 0 to half the kernel's ", kernel, ", got ", padding);
+    int64_t extent = checked_add(checked_mul(kernel - 1, a.dilation[d]), 1), padded = checked_add(in, 2 * padding);
+    HT_CHECK(extent <= padded, name, ": a window of ", kernel, " with dilation ", a.dilation[d], " spans ", extent, ", more than the input's ", in,
+             " with padding ", padding);
+    int64_t n = (padded - extent + (a.ceil_mode ? stride - 1 : 0)) / stride + 1;
+    if (a.ceil_mode && (n - 1) * stride >= in + padding) --n;  // a window of nothing but padding
+    y.push_back(n);
+  }
+  HT_CHECK(a.adaptive || checked_mul(checked_mul(a.kernel[0], a.kernel[1]), a.kernel[2]) < int64_t{1} << 31, name, ": the window is too large");
+  return y;
+}
+Shape joined(const Shape& x, const Shape& spatial) {
+  Shape s{x[0], x[1]};
+  for (auto d : spatial) s.push_back(d);
+  return s;
+}
+Shape given_size(const PoolAttrs& a) { return Shape(std::span(a.size, static_cast<size_t>(a.dims))); }
+
+Metas infer_forward(const Call& c) {
+  const Meta& x = c.in[0].meta();
+  Shape sizes = output_sizes(c, x, x.shape), y = joined(x.shape, sizes);
+  if (c.op == &op::avg_pool) return {Meta(y, x.dtype, x.device)};
+  return {Meta(y, x.dtype, x.device), Meta(y, DType::i32, x.device)};
+}
+
+// From a gradient of the output's shape.
+Metas infer_transpose(const Call& c) {
+  const Meta& g = c.in[0].meta();
+  auto a = c.as<PoolAttrs>();
+  HT_CHECK(g.shape.rank() == a.dims + 2, who(c), ": expected a gradient of ", a.dims + 2, " dimensions, got ", g);
+  Shape x = joined(g.shape, given_size(a));
+  if (!a.adaptive) {
+    Shape expected = joined(g.shape, output_sizes(c, g, x));
+    HT_CHECK(g.shape == expected, who(c), ": expected a gradient ", expected, " for an input ", x, ", got ", g);
+  }
+  HT_CHECK(is_floating(g.dtype), who(c), ": expected a floating dtype, got ", g.dtype);
+  if (c.op == &op::max_pool_scatter)
+    HT_CHECK(c.in[1].dtype() == DType::i32 && c.in[1].shape() == g.shape, who(c), ": expected elements' numbers ", g.shape, " (i32), got ", c.in[1].meta());
+  return {Meta(x, g.dtype, g.device)};
+}
+
+Metas infer_gather(const Call& c) {
+  const Meta &x = c.in[0].meta(), &taps = c.in[1].meta();
+  auto a = c.as<PoolAttrs>();
+  HT_CHECK(x.shape.rank() == a.dims + 2 && taps.shape.rank() == a.dims + 2, who(c), ": expected tensors of ", a.dims + 2, " dimensions, got ", x, " and ", taps);
+  Shape y = a.adaptive ? taps.shape : joined(x.shape, output_sizes(c, x, x.shape));
+  HT_CHECK(is_floating(x.dtype) && taps.dtype == DType::i32 && taps.shape == y, who(c), ": expected elements' numbers ", y, " (i32), got ", taps);
+  return {Meta(y, x.dtype, x.device)};
+}
+
+// ---- derivatives
+
+Attrs sized(PoolAttrs a, const Shape& x) {
+  for (size_t d = 0; d < static_cast<size_t>(a.dims); ++d) a.size[d] = x[d + 2];
+  return Attrs::of(a);
+}
+
+// ---- samples
+
+struct Example { Shape x; PoolAttrs a; };
+std::vector<Example> examples(bool average) {
+  auto strided = [&](Shape kernel, Shape stride, Shape padding, Shape dilation, bool ceil_mode = false, bool include_pad = true) {
+    PoolAttrs a;
+    a.dims = kernel.rank();
+    a.ceil_mode = ceil_mode;
+    a.include_pad = include_pad;
+    for (size_t d = 0; d < kernel.size(); ++d) {
+      a.kernel[d] = kernel[d];
+      a.stride[d] = stride[d];
+      a.padding[d] = padding[d];
+      a.dilation[d] = average ? 1 : dilation[d];
+    }
+    return a;
+  };
+  auto adaptive = [](Shape x, Shape size) {
+    PoolAttrs a;
+    a.dims = size.rank();
+    a.adaptive = true;
+    for (size_t d = 0; d < size.size(); ++d) {
+      a.size[d] = size[d];
+      a.kernel[d] = x[d + 2] / size[d] + 2;
+    }
+    return Example{x, a};
+  };
+  return {{{1, 1, 1}, strided({1}, {1}, {0}, {1})},
+          {{2, 3, 7}, strided({3}, {2}, {1}, {1})},
+          {{1, 2, 33}, strided({4}, {3}, {2}, {2}, true)},
+          {{1, 1, 257}, strided({5}, {5}, {0}, {1})},
+          {{2, 2, 6, 5}, strided({2, 2}, {2, 2}, {0, 0}, {1, 1})},
+          {{1, 3, 7, 8}, strided({3, 2}, {1, 2}, {1, 1}, {2, 3}, false, false)},
+          {{2, 1, 5, 7}, strided({3, 3}, {2, 2}, {1, 1}, {1, 1}, true, false)},
+          {{2, 1, 5, 6}, strided({2, 3}, {3, 2}, {1, 0}, {1, 1}, true)},
+          {{0, 2, 5, 5}, strided({3, 3}, {1, 1}, {0, 0}, {1, 1})},
+          {{3, 40, 6, 6}, strided({3, 3}, {2, 2}, {1, 1}, {1, 1})},
+          adaptive({2, 3, 7}, {3}),
+          adaptive({2, 2, 5, 7}, {1, 1}),
+          adaptive({1, 3, 5, 4}, {3, 6}),
+          {{1, 2, 4, 3, 5}, strided({2, 2, 3}, {2, 1, 2}, {1, 0, 1}, {1, 1, 1})}};
+}
+// Output shapes need no tensor: the same arithmetic as infer's.
+Shape result_shape(const Example& e) {
+  Call c{.op = &op::avg_pool, .in = {}, .attrs = Attrs::of(e.a), .out = {}};
+  return joined(e.x, output_sizes(c, Meta(e.x, DType::f32, Device::cpu()), e.x));
+}
+SampleInput taps_of(const Example& e) {
+  auto taps = static_cast<double>(e.a.kernel[0] * e.a.kernel[1] * e.a.kernel[2]);
+  return {.shape = result_shape(e), .low = 0, .high = taps, .dtype = DType::i32, .differentiable = false};
+}
+
+}  // namespace
+
+PoolGeometry pool_geometry(const PoolAttrs& a, const Shape& x, const Shape& y) {
+  PoolGeometry q{x[0] * x[1], {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {1, 1, 1}, a.include_pad, a.adaptive};
+  for (size_t d = 0, to = static_cast<size_t>(3 - a.dims); to < 3; ++d, ++to) {
+    q.in[to] = x[d + 2];
+    q.out[to] = y[d + 2];
+    q.kernel[to] = a.kernel[d];
+    q.stride[to] = a.stride[d];
+    q.padding[to] = a.padding[d];
+    q.dilation[to] = a.dilation[d];
+  }
+  return q;
+}
+
+namespace op {
+
+constinit OpDef max_pool = {
+    .name = "max_pool", .doc = "the largest element of each window; NaN if there is one", .cast = Cast::keep,
+    .infer = infer_forward,
+    .aux = 1,
+    .saves = {.in = 0, .out = 2},
+    .backward = [](const Rule& r) -> Tensors { return {call(op::max_pool_scatter, {r.grad(), r.out(1)}, sized(r.as<PoolAttrs>(), r.in_meta().shape))}; },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : examples(false)) all.push_back({{{.shape = e.x}}, Attrs::of(e.a)});
+      return all;
+    },
+    .kernel = {run_max_pool}};
+
+constinit OpDef max_pool_gather = {
+    .name = "max_pool_gather", .doc = "of each window the element that max_pool chose", .cast = Cast::keep,
+    .infer = infer_gather,
+    .saves = {.in = 2, .out = 0},
+    .backward = [](const Rule& r) -> Tensors { return {call(op::max_pool_scatter, {r.grad(), r.in(1)}, sized(r.as<PoolAttrs>(), r.in_meta().shape)), {}}; },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : examples(false)) all.push_back({{{.shape = e.x}, taps_of(e)}, Attrs::of(e.a)});
+      return all;
+    },
+    .kernel = {run_max_pool_gather}};
+
+constinit OpDef max_pool_scatter = {
+    .name = "max_pool_scatter", .doc = "each element added to the one that max_pool chose of its window: the gradient of max_pool", .cast = Cast::keep,
+    .infer = infer_transpose,
+    .saves = {.in = 2, .out = 0},
+    .backward = [](const Rule& r) -> Tensors { return {call(op::max_pool_gather, {r.grad(), r.in(1)}, r.attrs()), {}}; },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : examples(false)) all.push_back({{{.shape = result_shape(e)}, taps_of(e)}, sized(e.a, e.x)});
+      return all;
+    },
+    .kernel = {run_max_pool_scatter}};
+
+constinit OpDef avg_pool = {
+    .name = "avg_pool", .doc = "the mean of each window", .cast = Cast::keep,
+    .infer = infer_forward,
+    .saves = {},
+    .backward = [](const Rule& r) -> Tensors { return {call(op::avg_pool_input, {r.grad()}, sized(r.as<PoolAttrs>(), r.in_meta().shape))}; },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : examples(true)) all.push_back({{{.shape = e.x}}, Attrs::of(e.a)});
+      return all;
+    },
+    .kernel = {run_avg_pool}};
+
+constinit OpDef avg_pool_input = {
+    .name = "avg_pool_input", .doc = "each element shared out over its window: the transpose and gradient of avg_pool", .cast = Cast::keep,
+    .infer = infer_transpose,
+    .saves = {},
+    .backward = [](const Rule& r) -> Tensors { return {call(op::avg_pool, {r.grad()}, sized(r.as<PoolAttrs>(), r.in_meta().shape))}; },
+    .dtypes = {floating_types, floating_types},
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> all;
+      for (auto& e : examples(true)) all.push_back({{{.shape = result_shape(e)}}, sized(e.a, e.x)});
+      return all;
+    },
+    .kernel = {run_avg_pool_input}};
+
+}  // namespace op
+
+std::span<OpDef* const> pool_ops() {
+  static constexpr OpDef* all[] = {&op::max_pool, &op::max_pool_gather, &op::max_pool_scatter, &op::avg_pool, &op::avg_pool_input};
+  return all;
+}
+
+namespace {
+
+Shape sizes(Size s) { return {s}; }
+Shape sizes(Size2 s) { return {s.h, s.w}; }
+void put(int64_t (&to)[3], const Shape& from) { std::copy(from.begin(), from.end(), to); }
+
+template <class S> PoolAttrs windows(S kernel, std::optional<S> stride, S padding, bool ceil_mode) {
+  PoolAttrs a;
+  a.dims = sizes(kernel).rank();
+  a.ceil_mode = ceil_mode;
+  put(a.kernel, sizes(kernel));
+  put(a.stride, sizes(stride.value_or(kernel)));
+  put(a.padding, sizes(padding));
+  return a;
+}
+template <class S> Tensor max_pool(const char* name, const Tensor& x, S kernel, const MaxPoolOptions<S>& o) {
+  HT_CHECK(x.defined(), name, ": x is undefined");
+  PoolAttrs a = windows(kernel, o.stride, o.padding, o.ceil_mode);
+  put(a.dilation, sizes(o.dilation));
+  return call(op::max_pool, {x}, Attrs::of(a));
+}
+template <class S> Tensor avg_pool(const char* name, const Tensor& x, S kernel, const AvgPoolOptions<S>& o) {
+  HT_CHECK(x.defined(), name, ": x is undefined");
+  PoolAttrs a = windows(kernel, o.stride, o.padding, o.ceil_mode);
+  a.include_pad = o.count_include_pad;
+  return call(op::avg_pool, {x}, Attrs::of(a));
+}
+Tensor adaptive(const OpDef& op, const char* name, const Tensor& x, const Shape& size) {
+  HT_CHECK(x.defined(), name, ": x is undefined");
+  PoolAttrs a;
+  a.dims = size.rank();
+  a.adaptive = true;
+  put(a.size, size);
+  HT_CHECK(x.rank() == a.dims + 2, name, ": expected x of ", a.dims + 2, " dimensions, got ", x.meta());
+  bool global = true, empty = false;
+  for (size_t d = 0; d < size.size(); ++d) {
+    global = global && size[d] == 1;
+    empty = empty || x.shape()[d + 2] == 0;
+    a.kernel[d] = x.shape()[d + 2] / std::max<int64_t>(size[d], 1) + 2;
+  }
+  if (&op == &op::avg_pool && global && !empty && is_floating(x.dtype()))  // one mean for each plane
+    return reduce::apply<reduce::Mean>(x, {((1u << x.rank()) - 1u) & ~3u, true});
+  return call(op, {x}, Attrs::of(a));
+}
+
+}  // namespace
+
+Tensor max_pool1d(const Tensor& x, Size kernel, MaxPool1dOptions o) { return max_pool("max_pool1d", x, kernel, o); }
+Tensor max_pool2d(const Tensor& x, Size2 kernel, MaxPool2dOptions o) { return max_pool("max_pool2d", x, kernel, o); }
+Tensor avg_pool1d(const Tensor& x, Size kernel, AvgPool1dOptions o) { return avg_pool("avg_pool1d", x, kernel, o); }
+Tensor avg_pool2d(const Tensor& x, Size2 kernel, AvgPool2dOptions o) { return avg_pool("avg_pool2d", x, kernel, o); }
+Tensor adaptive_max_pool1d(const Tensor& x, Size size) { return adaptive(op::max_pool, "adaptive_max_pool1d", x, sizes(size)); }
+Tensor adaptive_max_pool2d(const Tensor& x, Size2 size) { return adaptive(op::max_pool, "adaptive_max_pool2d", x, sizes(size)); }
+Tensor adaptive_avg_pool1d(const Tensor& x, Size size) { return adaptive(op::avg_pool, "adaptive_avg_pool1d", x, sizes(size)); }
+Tensor adaptive_avg_pool2d(const Tensor& x, Size2 size) { return adaptive(op::avg_pool, "adaptive_avg_pool2d", x, sizes(size)); }
+
+}  // namespace halftone
