@@ -12,6 +12,7 @@ void fill_cuda_copy();
 void fill_cuda_softmax();
 void fill_cuda_loss();
 void fill_cuda_index();
+void fill_cuda_rearrange();
 void fill_cuda_random();
 void fill_cuda_update();
 void fill_cuda_matmul();

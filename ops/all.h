@@ -9,6 +9,7 @@ void fill_cpu_binary();
 void fill_cpu_reduce();
 std::span<OpDef* const> copy_ops();
 std::span<OpDef* const> shape_ops();
+std::span<OpDef* const> rearrange_ops();
 std::span<OpDef* const> reduce_ops();
 std::span<OpDef* const> matmul_ops();
 std::span<OpDef* const> softmax_ops();

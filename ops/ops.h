@@ -7,6 +7,7 @@
 #include "halftone/ops/loss.h"
 #include "halftone/ops/matmul.h"
 #include "halftone/ops/random.h"
+#include "halftone/ops/rearrange.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/shape.h"
 #include "halftone/ops/softmax.h"

@@ -16,7 +16,8 @@ const Names approximate = {"rsqrt", "exp", "erf", "log", "log1p", "sin", "cos", 
 const Names products = {"matmul", "linear", "linear_relu", "linear_gelu"};
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
-const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "sgd", "adam"};
+const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "sgd", "adam",
+                          "pad_grad"};
 
 Names binary_names() {
   Names n;
