@@ -136,7 +136,8 @@ const std::set<std::string_view> exact = {
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "scatter_add", "index_add", "embedding_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
+    "cross_entropy_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "squared_error", "scatter_add", "index_add", "embedding_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
 
 Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (exact.contains(op)) return {};

@@ -106,7 +106,7 @@ TEST_CASE("errors of products") {
 
 TEST_CASE("errors of losses and indices") {
   TEXT(cross_entropy(f({3}), i64({3})), "cross_entropy: expected x [n, classes, ...], got [3] (f32)");
-  TEXT(cross_entropy(f({3, 4}), f({3})), "cross_entropy: expected integer targets, got f32");
+  TEXT(cross_entropy(f({3, 4}), f({3})), "cross_entropy: expected integer targets or class probabilities [3, 4], got [3] (f32)");
   TEXT(cross_entropy(f({3, 4}), i64({2})), "cross_entropy: expected target [3] (i64), got [2] (i64)");
   TEXT(cross_entropy(f({2, 4, 5}), i64({2, 4})), "cross_entropy: expected target [2, 5], got [2, 4] (i64)");
   TEXT(cross_entropy(f({2, 3}), tensor({int64_t{0}, int64_t{3}})), "cross_entropy: target 3 at row 1 is out of range for 3 classes");
@@ -114,7 +114,7 @@ TEST_CASE("errors of losses and indices") {
   TEXT(cross_entropy(f({2, 3}), i64({2}), {.label_smoothing = 1.5}), "cross_entropy: expected label_smoothing in [0, 1], got 1.5");
   TEXT(cross_entropy(undefined, i64({2})), "cross_entropy: x or target is undefined");
   TEXT(cross_entropy(i64({2, 3}), i64({2})), "cross_entropy: expected x [n, classes] of a floating dtype, got [2, 3] (i64)");
-  TEXT(mse_loss(f({2}), f({3})), "sub: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
+  TEXT(mse_loss(f({2}), f({3})), "squared_error: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
   TEXT(one_hot(f({2}), 3), "one_hot: expected a tensor of integers");
   TEXT(one_hot(i64({2}), 0), "one_hot: expected at least one class, got 0");
 }

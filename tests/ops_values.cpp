@@ -17,7 +17,8 @@ const Names products = {"matmul", "linear", "linear_relu", "linear_gelu"};
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
 const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "sgd", "adam",
-                          "pad_grad", "scatter_add", "index_add", "embedding_grad"};
+                          "pad_grad", "scatter_add", "index_add", "embedding_grad", "nll_loss", "nll_loss_grad",
+                          "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error"};
 
 Names binary_names() {
   Names n;
@@ -136,7 +137,7 @@ Tensor laid_out(const Tensor& x, Layout l) {
 }
 
 const Names contiguous_only = {"transfer", "permutation", "scaler_update"};
-const Names any_layout_of_fixed_dtype = {"where", "one_hot", "cross_entropy", "cross_entropy_grad", "gather", "scatter", "scatter_add",
+const Names any_layout_of_fixed_dtype = {"where", "one_hot", "cross_entropy", "cross_entropy_grad", "nll_loss", "nll_loss_grad", "gather", "scatter", "scatter_add",
                                          "index_select", "index_add", "embedding", "embedding_grad", "nonzero"};
 
 bool may_vary(const OpDef& op, const Sample& s, const Tensors& in, size_t i) {
