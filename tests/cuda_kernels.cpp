@@ -131,7 +131,7 @@ const std::set<std::string_view> exact = {
     "flip", "roll", "tril", "triu", "one_hot", "gather", "scatter", "index_select", "embedding", "nonzero", "neg", "abs",
     "sign", "square", "sqrt", "rsqrt", "reciprocal", "relu", "step", "leaky_relu", "isnan", "isinf", "isfinite",
     "logical_not", "add", "sub", "mul", "div", "maximum", "minimum", "relu_grad", "eq", "ne", "lt", "le", "gt",
-    "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "unscale", "check_finite",
+    "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "integers", "draw_key", "dropout", "bernoulli", "multinomial", "unscale", "check_finite",
     "scale_all", "scaler_update"};
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {

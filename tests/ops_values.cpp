@@ -12,7 +12,7 @@ using Names = std::set<std::string_view>;
 
 // Not correctly rounded: their f32 result may be some ulp off, their 16-bit result one.
 const Names approximate = {"rsqrt", "exp", "erf", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "pow", "leaky_relu",
-                           "unscale", "scale_all", "var", "softmax"};
+                           "unscale", "scale_all", "var", "softmax", "dropout"};
 const Names products = {"matmul", "linear", "linear_relu", "linear_gelu"};
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
@@ -136,7 +136,7 @@ Tensor laid_out(const Tensor& x, Layout l) {
   return x;
 }
 
-const Names contiguous_only = {"transfer", "permutation", "scaler_update"};
+const Names contiguous_only = {"transfer", "permutation", "integers", "scaler_update"};
 const Names any_layout_of_fixed_dtype = {"where", "one_hot", "cross_entropy", "cross_entropy_grad", "nll_loss", "nll_loss_grad", "gather", "scatter", "scatter_add",
                                          "index_select", "index_add", "embedding", "embedding_grad", "nonzero"};
 
