@@ -11,6 +11,7 @@ void fill_cuda_extremum();
 void fill_cuda_copy();
 void fill_cuda_softmax();
 void fill_cuda_loss();
+void fill_cuda_ctc();
 void fill_cuda_index();
 void fill_cuda_rearrange();
 void fill_cuda_random();

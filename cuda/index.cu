@@ -284,7 +284,8 @@ void run_scatter(const Call& c, std::span<Tensor> out) {
   if (index.numel() == 0 || y.numel() == 0) return;
   const detail::IndexWalk w = detail::walk_dim(y.meta(), a.dim, index.meta());
   const Sorted sorted("scatter: index", w, index, -1, y.numel());
-  const Layout<1, int64_t> layout(Rows<1>(index.shape(), {c.has(2) ? c.in[2].strides() : contiguous_strides(index.shape())}));
+  const Strides source = c.has(2) ? c.in[2].strides() : contiguous_strides(index.shape());
+  const Layout<1, int64_t> layout(Rows<1>(index.shape(), {source}));
   visit(y.dtype(), [&]<class T>(Type<T>) {
     const T value = a.value.to<T>();
     visit_bits(y.dtype(), [&]<class U>(Type<U>) {

@@ -17,7 +17,7 @@ std::span<OpDef* const> library_ops() {
     elementwise::each(binary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&binary::def<Op>); });
     elementwise::each(reduce::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&reduce::def<Op>); });
     for (auto family : {copy_ops(), shape_ops(), rearrange_ops(), reduce_ops(), matmul_ops(), softmax_ops(), loss_ops(), index_ops(),
-                        random_ops(), update_ops()})
+                        random_ops(), attention_ops(), update_ops()})
       ops.insert(ops.end(), family.begin(), family.end());
     return ops;
   }();

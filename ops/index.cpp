@@ -81,7 +81,7 @@ template <size_t N, class F> void each_line(const Shape& shape, size_t d, const 
   for (size_t k = 0; k < N; ++k) along[k] = strides[k][d];
   Shape across = shape;
   across[d] = 1;
-  Rows<N> rows(across, strides);
+  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(across, {strides[K]...}); }(std::make_index_sequence<N>());
   size_t last = rows.shape.size() - 1;
   int64_t inner = rows.shape[last], lines = rows.shape.numel();
   if (lines == 0 || length == 0) return;

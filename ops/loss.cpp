@@ -343,7 +343,8 @@ constinit OpDef cross_entropy_grad = {
 
 std::span<OpDef* const> loss_ops() {
   static constexpr OpDef* all[] = {&op::cross_entropy,        &op::cross_entropy_grad,               &op::nll_loss,     &op::nll_loss_grad,
-                                   &op::binary_cross_entropy, &op::binary_cross_entropy_with_logits, &op::squared_error};
+                                   &op::binary_cross_entropy, &op::binary_cross_entropy_with_logits, &op::squared_error, &op::ctc_loss,
+                                   &op::ctc_loss_grad};
   return all;
 }
 

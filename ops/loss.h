@@ -5,7 +5,8 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef cross_entropy, cross_entropy_grad, nll_loss, nll_loss_grad, binary_cross_entropy, binary_cross_entropy_with_logits, squared_error;
+extern HT_API OpDef cross_entropy, cross_entropy_grad, nll_loss, nll_loss_grad, binary_cross_entropy, binary_cross_entropy_with_logits, squared_error, ctc_loss,
+    ctc_loss_grad;
 }
 
 enum class Reduction : uint8_t { none, mean, sum };
@@ -56,6 +57,17 @@ HT_API Tensor gaussian_nll_loss(const Tensor& x, const Tensor& target, const Ten
 // exp(x) - target x, or x - target log(x + eps) for a rate x itself; full adds Stirling's terms where target > 1.
 struct PoissonNllOptions { Reduction reduction = Reduction::mean; bool log_input = true, full = false; double eps = 1e-8; };
 HT_API Tensor poisson_nll_loss(const Tensor& x, const Tensor& target, PoissonNllOptions o = {});
+
+// The negative log of the probability that a labelling emits a target (Graves et al., "Connectionist temporal
+// classification", ICML 2006): log-probabilities x [t, n, c], targets [n, s] of classes other than blank, of which the first
+// target_lengths [n] count, as do the first input_lengths [n] steps; infinite where no labelling fits, with the gradient 0.
+// The mean is that of losses over their target's length, of at least 1. It can be differentiated once.
+struct CtcOptions {
+  int64_t blank = 0;
+  Reduction reduction = Reduction::mean;
+  bool zero_infinity = false;  // infinite losses are 0
+};
+HT_API Tensor ctc_loss(const Tensor& x, const Tensor& targets, const Tensor& input_lengths, const Tensor& target_lengths, CtcOptions o = {});
 
 // ---- margins; y is 1 or -1
 struct MarginOptions { Reduction reduction = Reduction::mean; double margin = 0; };

@@ -1,5 +1,6 @@
 #pragma once
 // Every operator a program can call.
+#include "halftone/ops/attention.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/elementwise_cpu.h"

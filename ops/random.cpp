@@ -196,7 +196,7 @@ constinit OpDef draw_key = {
     .name = "draw_key", .doc = "the place of some draws in a stream of random numbers, which goes on after them", .cast = Cast::keep,
     .infer = [](const Call& c) -> Metas {
       HT_CHECK(c.in[0].shape() == Shape({2}) && c.in[0].dtype() == DType::i64, "draw_key: expected a generator's state [2] (i64), got ", c.in[0].meta());
-      return {c.in[0].meta()};
+      return {Meta({2}, DType::i64, c.in[0].device())};
     },
     .writes = writes_first,
     .dtypes = {only(DType::i64), only(DType::i64)},

@@ -137,7 +137,7 @@ const std::set<std::string_view> exact = {
 const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
     "cross_entropy_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-    "squared_error", "scatter_add", "index_add", "embedding_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
+    "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu"};
 
 Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (exact.contains(op)) return {};

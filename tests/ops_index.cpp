@@ -264,3 +264,37 @@ TEST_CASE("errors of indices") {
   TEXT(masked_select(f({3}), gt(f({2}), 0)), "masked_select: shapes [3] and [2] do not broadcast; counted from the back, sizes must be equal or 1");
   TEXT(masked_select(undefined, gt(f({2}), 0)), "masked_select: x or mask is undefined");
 }
+
+TEST_CASE("on a GPU an index out of range gives NaN, touches nothing else, and throws at the next wait") {
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
+  const Device gpu = Device::cuda();
+  Tensor bad = tensor<int64_t>({1, 7, 0}).to(gpu), x = ones({3}).to(gpu);
+  auto throws = [](const Tensor& y, const char* text) { CHECK_THROWS_WITH(y.to_vector<double>(), Catch::Contains(text)); };
+  Tensor y = gather(x, 0, bad);
+  throws(y, "gather: index 7 at 1 is out of range for 3");
+  auto v = values(y);
+  CHECK((v[0] == 1 && std::isnan(v[1]) && v[2] == 1));
+  throws(index_select(x, 0, bad), "index_select: index 7 at 1 is out of range for 3");
+  throws(embedding(ones({3, 8}).to(gpu), bad), "embedding: index 7 at 1 is out of range for 3");
+  for (auto& z : {scatter_add(x, 0, bad, x), index_add(x, 0, bad, x)}) CHECK_THROWS_AS(z.to_vector<double>(), Error);
+  Tensor sums = scatter_add(x, 0, bad, x);
+  throws(sums, "scatter_add: index 7 at 1 is out of range for 3");
+  CHECK(values(sums) == Doubles{2, 2, 1});
+  throws(scatter(x, 0, bad, 5), "scatter: index 7 at 1 is out of range for 3");
+}
+
+TEST_CASE("on a GPU sums by index have the CPU's values for runs of any length, and the same bits every time") {
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
+  const Device gpu = Device::cuda();
+  Random random{11};
+  for (auto [n, rows, width] : {std::array<int64_t, 3>{1, 1, 1}, {63, 2, 3}, {64, 1, 1}, {65, 1, 5}, {1000, 3, 17}, {5000, 4000, 8}, {100000, 2, 1}})
+    for (DType t : {DType::f32, DType::f64, DType::i64}) {
+      Tensor index = random.indices({n}, rows), source = random.numbers({n, width}, t), x = random.numbers({rows, width}, t);
+      Tensor once = index_add(x.to(gpu), 0, index.to(gpu), source.to(gpu)), again = index_add(x.to(gpu), 0, index.to(gpu), source.to(gpu));
+      INFO(n << " into " << rows << ", " << str(t));
+      CHECK(values(once) == values(again));
+      same(once, values(index_add(x, 0, index, source)), t == DType::i64 ? 0 : t == DType::f32 ? 1e-3 : 1e-11);
+      Tensor wide = expand(unsqueeze(index, 1), {n, width});
+      CHECK(values(scatter(x.to(gpu), 0, wide.to(gpu), source.to(gpu))) == values(scatter(x, 0, wide, source)));
+    }
+}

@@ -380,3 +380,77 @@ TEST_CASE("errors of losses") {
   TEXT(hinge_loss(undefined, f({2})), "hinge_loss: a tensor is undefined");
   TEXT(poisson_nll_loss(i64({2}), f({2})), "poisson_nll_loss: expected a floating dtype, got [2] (i64)");
 }
+
+TEST_CASE("ctc_loss sums over all labellings") {
+  Random random{9};
+  struct Sizes { int64_t steps, classes; std::vector<int64_t> target; int64_t blank; };
+  for (auto& [steps, classes, target, blank] : std::vector<Sizes>{{1, 2, {1}, 0}, {3, 3, {1, 2}, 0}, {4, 3, {1, 1}, 0}, {5, 3, {0, 1, 0}, 2}, {4, 3, {}, 1},
+                                                                  {5, 2, {1, 1}, 0}, {2, 3, {1, 1}, 0}}) {
+    Tensor x = log_softmax(random.tensor({steps, 1, classes}, -2, 2), 2).requires_grad_();
+    auto v = values(x);
+    // Every path of classes, one by one: merge repeats, drop blanks, compare.
+    double p = 0;
+    Doubles visits(v.size());
+    int64_t paths = 1;
+    for (int64_t t = 0; t < steps; ++t) paths *= classes;
+    for (int64_t i = 0; i < paths; ++i) {
+      std::vector<int64_t> path, merged;
+      for (int64_t t = 0, rest = i; t < steps; ++t, rest /= classes) path.push_back(rest % classes);
+      double q = 1;
+      for (int64_t t = 0; t < steps; ++t) {
+        int64_t k = path[static_cast<size_t>(t)];
+        q *= std::exp(v[static_cast<size_t>(t * classes + k)]);
+        if (k != blank && (t == 0 || path[static_cast<size_t>(t) - 1] != k)) merged.push_back(k);
+      }
+      if (merged != target) continue;
+      p += q;
+      for (int64_t t = 0; t < steps; ++t) visits[static_cast<size_t>(t * classes + path[static_cast<size_t>(t)])] -= q;
+    }
+    for (auto& w : visits) w = p == 0 ? 0 : w / p;
+    auto length = static_cast<int64_t>(target.size());
+    Tensor padded = cat({tensor(target).reshape({1, length}), full({1, 2}, blank == 0 ? 1 : 0, {.dtype = DType::i64})}, 1);
+    Tensor loss = ctc_loss(x, padded, tensor<int64_t>({steps}), tensor<int64_t>({length}), {.blank = blank, .reduction = Reduction::sum});
+    golden(loss, {p == 0 ? inf : -std::log(p)}, 1e-12);
+    loss.backward();
+    golden(x.grad(), visits, 1e-11);
+  }
+}
+
+TEST_CASE("ctc_loss of a batch: lengths, reductions, infinite losses, long inputs") {
+  Random random{10};
+  Tensor x = log_softmax(random.tensor({6, 3, 4}, -2, 2), 2).requires_grad_();
+  Tensor targets = tensor<int64_t>({{1, 2, 3}, {2, 2, 1}, {3, 1, 1}}), in = tensor<int64_t>({6, 4, 2}), out = tensor<int64_t>({3, 2, 3});
+  Tensor each = ctc_loss(x, targets, in, out, {.reduction = Reduction::none});
+  auto v = values(each);
+  CHECK((std::isfinite(v[0]) && std::isfinite(v[1]) && v[2] == inf));
+  for (int64_t n = 0; n < 2; ++n) {  // an item alone, cut to its lengths
+    Tensor alone = ctc_loss(x.slice(1, n, n + 1).slice(0, 0, in.to_vector<int64_t>()[static_cast<size_t>(n)]), targets.slice(0, n, n + 1).slice(1, 0, out.to_vector<int64_t>()[static_cast<size_t>(n)]),
+                            in.slice(0, n, n + 1), out.slice(0, n, n + 1), {.reduction = Reduction::none});
+    golden(alone, {v[static_cast<size_t>(n)]});
+  }
+  golden(ctc_loss(x, targets, in, out, {.zero_infinity = true}), {(v[0] / 3 + v[1] / 2) / 3});
+  ctc_loss(x, targets, in, out, {.zero_infinity = true}).backward();
+  for (double g : values(x.grad())) CHECK(std::isfinite(g));
+  for (double g : values(x.grad().slice(1, 2, 3))) CHECK(g == 0);
+  for (double g : values(x.grad().slice(1, 1, 2).slice(0, 4, 6))) CHECK(g == 0);
+  // Products of a thousand probabilities leave every float's range; their logarithms do not.
+  Tensor flat = full({1000, 1, 50}, -std::log(50.0)), one = ones({1, 20}, {.dtype = DType::i64}) + arange(20);
+  CHECK(std::isfinite(ctc_loss(flat, one, tensor<int64_t>({1000}), tensor<int64_t>({20})).item()));
+  CHECK(ctc_loss(flat.to(DType::f16), one, tensor<int64_t>({1000}), tensor<int64_t>({20})).dtype() == DType::f32);
+  golden(ctc_loss(zeros({0, 2, 3}), zeros({2, 1}, {.dtype = DType::i64}) + 1, zeros({2}, {.dtype = DType::i64}), tensor<int64_t>({0, 1}), {.reduction = Reduction::none}), {0, inf});
+}
+
+TEST_CASE("errors of ctc_loss") {
+  Tensor x = f({4, 2, 3}), t = i64({2, 2}) + 1, in = full({2}, 4, {.dtype = DType::i64}), out = full({2}, 2, {.dtype = DType::i64});
+  TEXT(ctc_loss(f({4, 3}), t, in, out), "ctc_loss: expected x [t, n, classes] of a floating dtype, got [4, 3] (f32)");
+  TEXT(ctc_loss(x, i64({3, 2}), in, out), "ctc_loss: expected targets [2, s] (i64), got [3, 2] (i64)");
+  TEXT(ctc_loss(x, f({2, 2}), in, out), "ctc_loss: expected integer targets and lengths, got [2, 2] (f32)");
+  TEXT(ctc_loss(x, t, i64({3}), out), "ctc_loss: expected input_lengths [2] (i64), got [3] (i64)");
+  TEXT(ctc_loss(x, t, in, i64({1})), "ctc_loss: expected target_lengths [2] (i64), got [1] (i64)");
+  TEXT(ctc_loss(x, t, in + 1, out), "ctc_loss: input length 5 at 0 is out of range for 4 steps");
+  TEXT(ctc_loss(x, t, in, out + 1), "ctc_loss: target length 3 at 0 is out of range for 2 targets");
+  TEXT(ctc_loss(x, t + 2, in, out), "ctc_loss: target 3 at 0 of row 0 is out of range for 3 classes");
+  TEXT(ctc_loss(x, t - 1, in, out), "ctc_loss: target 0 of row 0 is the blank 0");
+  TEXT(ctc_loss(x, t, in, out, {.blank = 3}), "ctc_loss: expected a blank in [0, 3), got 3");
+  TEXT(ctc_loss(undefined, t, in, out), "ctc_loss: a tensor is undefined");
+}

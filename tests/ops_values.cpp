@@ -18,7 +18,7 @@ const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
 const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "sgd", "adam",
                           "pad_grad", "scatter_add", "index_add", "embedding_grad", "nll_loss", "nll_loss_grad",
-                          "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error"};
+                          "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad"};
 
 Names binary_names() {
   Names n;
