@@ -1,11 +1,11 @@
-// cross_entropy and its gradient on CUDA. A group of threads reads each row of logits once, keeping its largest element
+// Losses on CUDA. cross_entropy and its gradient: a group of threads reads each row of logits once, keeping its largest element
 // and the sum of exponentials relative to it; the block that adds up the losses also finds targets out of range.
 #include "halftone/ops/loss.h"
 
 #include "halftone/cuda/all.h"
+#include "halftone/cuda/elementwise.cuh"
 #include "halftone/cuda/fault.cuh"
-#include "halftone/cuda/numeric.cuh"
-#include "halftone/ops/reduce.h"
+#include "halftone/cuda/reduce.cuh"
 
 namespace halftone::cuda {
 namespace {
@@ -214,9 +214,107 @@ void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
   });
 }
 
+// ---- nll_loss: a reduction over targets
+
+struct NllTotal { double loss, weight; };
+template <class T> struct Nll {
+  using Element = int64_t;
+  using State = NllTotal;
+  using C = accumulate_t<T>;
+  using Result = C;
+  const T* x;  // null: only the weights are summed
+  const C* weight;
+  int64_t row, column, classes;  // strides of x
+  NllAttrs attrs;
+  FaultSite site;
+  __device__ static State none() { return {0, 0}; }
+  // Of row i: its loss and the weight of its class.
+  __device__ NllTotal at(int64_t t, int64_t i) const {
+    if (t == attrs.ignore_index) return none();
+    if (t < 0 || t >= classes) {
+      report(site, t, i, classes);
+      return {NAN, 0};
+    }
+    const C w = weight ? weight[t] : C(1);
+    return {x ? static_cast<double>(-w * to<C>(x[i * row + t * column])) : 0, static_cast<double>(w)};
+  }
+  __device__ State add(State s, int64_t t, int64_t i, int64_t) const { return merge(s, at(t, i)); }
+  __device__ static State merge(State s, State t) { return {s.loss + t.loss, s.weight + t.weight}; }
+  __device__ C finish(State s, int64_t, int64_t) const {
+    if (!x) return static_cast<C>(s.weight);
+    return static_cast<C>(attrs.reduction == Reduction::mean ? s.loss / s.weight : s.loss);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(256) nll_rows(accumulate_t<T>* y, const int64_t* target, const int64_t n, const Nll<T> nll) {
+  for (int64_t i = thread_index(); i < n; i += grid_threads()) y[i] = static_cast<accumulate_t<T>>(nll.at(target[i], i).loss);
+}
+template <class T>
+__global__ void __launch_bounds__(256) nll_grad_rows(T* dx, const int64_t* target, const int64_t n, const Divisor classes,
+                                                     const Nll<T> nll, const accumulate_t<T>* g,
+                                                     const accumulate_t<T>* total) {
+  using C = accumulate_t<T>;
+  const C per_row = total ? 1 / *total : C(1);
+  for (int64_t e = thread_index(); e < n * classes.divisor; e += grid_threads()) {
+    const int64_t i = classes.divide(e), k = e - i * classes.divisor, t = target[i];
+    C v = 0;
+    if (t != nll.attrs.ignore_index) {
+      if (t < 0 || t >= classes.divisor) {
+        if (k == 0) report(nll.site, t, i, classes.divisor);
+        v = C(NAN);
+      } else if (k == t) {
+        v = -(nll.attrs.reduction == Reduction::none ? g[i] : g[0]) * per_row * (nll.weight ? nll.weight[t] : C(1));
+      }
+    }
+    dx[e] = to<T>(v);
+  }
+}
+
+template <class T> Nll<T> nll_of(const Call& c, const Tensor& weight, int64_t classes) {
+  return {nullptr, weight.defined() ? weight.data<accumulate_t<T>>() : nullptr, 0, 0, classes, c.as<NllAttrs>(),
+          fault_site("nll_loss: target")};
+}
+
+void run_nll_loss(const Call& c, std::span<Tensor> out) {
+  const Tensor &x = c.in[0], target = c.in[1].contiguous(), weight = c.has(2) ? c.in[2].contiguous() : Tensor();
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    using C = accumulate_t<T>;
+    Nll<T> nll = nll_of<T>(c, weight, x.size(1));
+    nll.x = x.data<T>();
+    nll.row = x.strides()[0];
+    nll.column = x.strides()[1];
+    if (nll.attrs.reduction != Reduction::none) return reduce("nll_loss", nll, target, 1, out[0].data<C>());
+    launch("nll_loss", nll_rows<T>, std::min<int64_t>(ceil_div(x.size(0), 256), int64_t{32} * sm_count()), 256,
+           out[0].data<C>(), target.data<int64_t>(), x.size(0), nll);
+  });
+}
+
+void run_nll_loss_grad(const Call& c, std::span<Tensor> out) {
+  const Tensor g = c.in[0].contiguous(), target = c.in[1].contiguous(),
+               weight = c.has(2) ? c.in[2].contiguous() : Tensor();
+  const auto a = c.as<NllAttrs>();
+  const Tensor& dx = out[0];
+  if (dx.numel() == 0) return;
+  visit<floating_types>(a.dtype, [&]<class T>(Type<T>) {
+    using C = accumulate_t<T>;
+    const Nll<T> nll = nll_of<T>(c, weight, a.classes);
+    const bool mean = a.reduction == Reduction::mean;
+    Scratch memory(mean ? sizeof(C) : 0);
+    if (mean) reduce("nll_loss_grad", nll, target, 1, memory.as<C>());
+    launch("nll_loss_grad", nll_grad_rows<T>, std::min<int64_t>(ceil_div(dx.numel(), 256), int64_t{32} * sm_count()), 256,
+           dx.data<T>(), target.data<int64_t>(), target.numel(), Divisor(a.classes), nll, g.data<C>(), memory.as<C>());
+  });
+}
+
 }  // namespace
 
 void fill_cuda_loss() {
+  fill<run_nll_loss>(op::nll_loss);
+  fill<run_nll_loss_grad>(op::nll_loss_grad);
+  fill<run_binary<binary::SquaredError>>(op::squared_error);
+  fill<run_binary<binary::BinaryCrossEntropy>>(op::binary_cross_entropy);
+  fill<run_binary<binary::BceWithLogits>>(op::binary_cross_entropy_with_logits);
   fill<run_cross_entropy>(op::cross_entropy);
   fill<run_cross_entropy_grad>(op::cross_entropy_grad);
 }

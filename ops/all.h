@@ -10,6 +10,7 @@ void fill_cpu_reduce();
 void fill_cpu_optimizers();
 std::span<OpDef* const> copy_ops();
 std::span<OpDef* const> shape_ops();
+std::span<OpDef* const> rearrange_ops();
 std::span<OpDef* const> reduce_ops();
 std::span<OpDef* const> matmul_ops();
 std::span<OpDef* const> conv_ops();
@@ -20,6 +21,7 @@ std::span<OpDef* const> softmax_ops();
 std::span<OpDef* const> loss_ops();
 std::span<OpDef* const> index_ops();
 std::span<OpDef* const> random_ops();
+std::span<OpDef* const> attention_ops();
 std::span<OpDef* const> update_ops();
 std::span<OpDef* const> schedule_ops();
 

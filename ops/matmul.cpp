@@ -1,4 +1,4 @@
-// matmul and the linear family: shapes, derivatives, CPU kernels over gemm().
+// matmul and the linear family: shapes, derivatives, CPU kernels over gemm(). einsum is in einsum.cpp.
 #include "halftone/ops/matmul.h"
 
 #include <algorithm>
@@ -236,6 +236,45 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     return expand(t, s);
   };
   return call(op::matmul, {with(a), with(b)});
+}
+
+namespace {
+void check_rank(const char* who, const Tensor& a, const Tensor& b, int rank, const char* expected) {
+  HT_CHECK(a.defined() && b.defined(), who, ": a tensor is undefined");
+  HT_CHECK(a.rank() == rank && b.rank() == rank, who, ": expected ", expected, ", got ", a.meta(), " and ", b.meta());
+}
+Tensor add_product(const char* who, const Tensor& c, const Tensor& product, AddmmOptions o) {
+  Tensor p = o.alpha == 1 ? product : product * o.alpha;
+  if (o.beta == 0) return p;
+  HT_CHECK(c.defined(), who, ": c is undefined; it may be with beta 0");
+  HT_CHECK(broadcast(who, c.shape(), p.shape()) == p.shape(), who, ": cannot broadcast c ", c.meta(), " to ", p.shape());
+  // In the product's dtype, which autocast may have lowered: a sum must not climb back.
+  Tensor base = cast(c, p.dtype());
+  return (o.beta == 1 ? base : base * o.beta) + p;
+}
+}  // namespace
+
+Tensor bmm(const Tensor& a, const Tensor& b) {
+  check_rank("bmm", a, b, 3, "[b, m, k] and [b, k, n]");
+  HT_CHECK(a.size(0) == b.size(0), "bmm: batches differ: ", a.meta(), " and ", b.meta());
+  return matmul(a, b);
+}
+Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, AddmmOptions o) {
+  check_rank("addmm", a, b, 2, "[m, k] and [k, n]");
+  return add_product("addmm", c, matmul(a, b), o);
+}
+Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, AddmmOptions o) {
+  check_rank("baddbmm", a, b, 3, "[b, m, k] and [b, k, n]");
+  return add_product("baddbmm", c, bmm(a, b), o);
+}
+Tensor dot(const Tensor& a, const Tensor& b) {
+  check_rank("dot", a, b, 1, "two vectors");
+  HT_CHECK(a.size(0) == b.size(0), "dot: expected vectors of one length, got ", a.meta(), " and ", b.meta());
+  return matmul(a, b);
+}
+Tensor outer(const Tensor& a, const Tensor& b) {
+  check_rank("outer", a, b, 1, "two vectors");
+  return unsqueeze(a, 1) * unsqueeze(b, 0);
 }
 
 namespace {

@@ -1,5 +1,8 @@
 #pragma once
 // Matrix products and the linear layer.
+#include <string_view>
+#include <vector>
+
 #include "halftone/core/op.h"
 
 namespace halftone {
@@ -17,6 +20,21 @@ HT_API Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b = {});
 // The same with the activation fused: relu(linear(...)), gelu(linear(...)) rounded once.
 HT_API Tensor linear_relu(const Tensor& x, const Tensor& w, const Tensor& b = {});
 HT_API Tensor linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b = {});
+
+// ---- spelled in matmul
+// Pairs of matrices [b, m, k] and [b, k, n].
+HT_API Tensor bmm(const Tensor& a, const Tensor& b);
+// beta * c + alpha * (a b), c broadcast to the product; with beta 0, c is not read. Of matrices, and of batches of them.
+struct AddmmOptions { double beta = 1, alpha = 1; };
+HT_API Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, AddmmOptions o = {});
+HT_API Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, AddmmOptions o = {});
+// The sum of products of two vectors; all products of their elements, [m, n].
+HT_API Tensor dot(const Tensor& a, const Tensor& b);
+HT_API Tensor outer(const Tensor& a, const Tensor& b);
+// Sums of products by Einstein's notation: "bij,bjk->bik". A letter names a dimension of each operand, "..." the others,
+// which broadcast; letters that the result lacks are summed. Without "->", the result has the letters that appear once,
+// sorted. Operands are multiplied from left to right, pairs with a common sum as batched matrix products.
+HT_API Tensor einsum(std::string_view equation, const std::vector<Tensor>& operands);
 
 struct MatmulAttrs {
   bool wide = false;  // 16-bit operands, f32 result: how the gradients of cast weights leave the product

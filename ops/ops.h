@@ -1,5 +1,6 @@
 #pragma once
 // Every operator a program can call.
+#include "halftone/ops/attention.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/conv.h"
 #include "halftone/ops/copy.h"
@@ -10,6 +11,7 @@
 #include "halftone/ops/norm.h"
 #include "halftone/ops/pool.h"
 #include "halftone/ops/random.h"
+#include "halftone/ops/rearrange.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/resize.h"
 #include "halftone/ops/shape.h"

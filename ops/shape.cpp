@@ -1,4 +1,4 @@
-// View operators compute strides; slice_scatter and cat copy.
+// View operators compute strides; cat and the scatters copy.
 #include "halftone/ops/shape.h"
 
 #include <algorithm>
@@ -60,9 +60,8 @@ struct Joined { int32_t dim; };
 void run_cat(const Call& c, std::span<Tensor> out) {
   int64_t at = 0, dim = c.as<Joined>().dim;
   for (auto& x : c.in) {
-    Strides strides = out[0].strides();
-    Tensor part = out[0].as_strided(x.shape(), strides, at * strides[static_cast<size_t>(dim)]);
-    call_all(op::copy, {part, x});
+    const Meta& y = out[0].meta();
+    call_all(op::copy, {out[0].as_strided(x.shape(), y.strides, y.offset + at * y.strides[static_cast<size_t>(dim)]), x});
     at += x.size(dim);
   }
 }
@@ -71,9 +70,42 @@ void run_slice_scatter(const Call& c, std::span<Tensor> out) {
   call_all(op::fill, {out[0]}, Attrs::of(Scalar(0)));
   auto d = static_cast<size_t>(s.dim);
   Strides strides = out[0].strides();
-  int64_t offset = s.begin * strides[d];
+  int64_t offset = out[0].meta().offset + s.begin * strides[d];
   strides[d] *= s.step;
   if (c.in[0].numel() > 0) call_all(op::copy, {out[0].as_strided(c.in[0].shape(), strides, offset), c.in[0]});
+}
+
+struct Diagonal { Shape whole; int64_t offset; int32_t dim1, dim2; };
+
+// The layout of a diagonal of x.
+Meta diagonal_of(const Meta& x, const Diagonal& a) {
+  auto i = static_cast<size_t>(a.dim1), j = static_cast<size_t>(a.dim2);
+  int64_t down = std::max<int64_t>(-a.offset, 0), right = std::max<int64_t>(a.offset, 0);
+  int64_t length = std::max<int64_t>(0, std::min(x.shape[i] - std::min(down, x.shape[i]), x.shape[j] - std::min(right, x.shape[j])));
+  Meta m = x;
+  if (length > 0) m.offset += down * x.strides[i] + right * x.strides[j];
+  for (int d : {std::max(a.dim1, a.dim2), std::min(a.dim1, a.dim2)}) {
+    m.shape.erase(d);
+    m.strides.erase(d);
+  }
+  m.shape.push_back(length);
+  m.strides.push_back(x.strides[i] + x.strides[j]);
+  return m;
+}
+void run_diagonal_scatter(const Call& c, std::span<Tensor> out) {
+  call_all(op::fill, {out[0]}, Attrs::of(Scalar(0)));
+  Meta m = diagonal_of(out[0].meta(), c.as<Diagonal>());
+  if (m.shape.numel() > 0) call_all(op::copy, {out[0].as_strided(m.shape, m.strides, m.offset), c.in[0]});
+}
+std::vector<Sample> diagonal_samples(bool scatter) {
+  std::vector<Sample> all;
+  for (auto [whole, offset, dim1, dim2] : std::initializer_list<Diagonal>{
+           {{3, 3}, 0, 0, 1}, {{2, 5}, 1, 0, 1}, {{5, 2}, -2, 0, 1}, {{1, 1}, 0, 0, 1}, {{3, 4}, 9, 0, 1}, {{2, 3, 4}, 0, 1, 2},
+           {{4, 2, 3}, 1, 2, 0}, {{33, 7}, 0, 1, 0}, {{257, 1}, -256, 0, 1}, {{0, 3}, 0, 0, 1}}) {
+    Diagonal a{whole, offset, dim1, dim2};
+    all.push_back({{{.shape = scatter ? diagonal_of(Meta(whole, DType::f32, {}), a).shape : whole}}, Attrs::of(a)});
+  }
+  return all;
 }
 
 }  // namespace
@@ -232,6 +264,32 @@ constinit OpDef view = {
               {{{.shape = {1}}}, Attrs::of(Shape{})}, {{{.shape = {33, 7}}}, Attrs::of(Shape{7, 33})}, {{{.shape = {257}}}, Attrs::of(Shape{1, 257, 1})}};
     }};
 
+constinit OpDef diagonal = {
+    .name = "diagonal", .doc = "a diagonal of two dimensions as a new last one, without a copy", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas { return {diagonal_of(c.in[0].meta(), c.as<Diagonal>())}; },
+    .view = true,
+    .backward = [](const Rule& r) -> Tensors {
+      auto a = r.as<Diagonal>();
+      return {halftone::diagonal_scatter(r.grad(), r.in_meta().shape, a.offset, a.dim1, a.dim2)};
+    },
+    .samples = [] { return diagonal_samples(false); }};
+
+constinit OpDef diagonal_scatter = {
+    .name = "diagonal_scatter", .doc = "zeros with x written into a diagonal: the gradient of diagonal", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      auto a = c.as<Diagonal>();
+      Meta whole(a.whole, c.in[0].dtype(), c.in[0].device());
+      Shape expected = diagonal_of(whole, a).shape;
+      HT_CHECK(c.in[0].shape() == expected, "diagonal_scatter: expected x ", expected, " for diagonal ", a.offset, " of ", a.whole, ", got ", c.in[0].meta());
+      return {whole};
+    },
+    .backward = [](const Rule& r) -> Tensors {
+      auto a = r.as<Diagonal>();
+      return {halftone::diagonal(r.grad(), a.offset, a.dim1, a.dim2)};
+    },
+    .samples = [] { return diagonal_samples(true); },
+    .kernel = {run_diagonal_scatter, run_diagonal_scatter}};
+
 constinit OpDef cat = {
     .name = "cat", .doc = "tensors one after the other along a dimension", .cast = Cast::widest,
     .infer = [](const Call& c) -> Metas {
@@ -272,7 +330,8 @@ constinit OpDef cat = {
 }  // namespace op
 
 std::span<OpDef* const> shape_ops() {
-  static constexpr OpDef* all[] = {&op::expand, &op::permute, &op::slice, &op::slice_scatter, &op::squeeze, &op::unsqueeze, &op::view, &op::cat};
+  static constexpr OpDef* all[] = {&op::expand,    &op::permute, &op::slice,    &op::slice_scatter,    &op::squeeze,
+                                   &op::unsqueeze, &op::view,    &op::diagonal, &op::diagonal_scatter, &op::cat};
   return all;
 }
 
@@ -321,6 +380,72 @@ Tensor slice_scatter(const Tensor& x, const Shape& shape, int64_t dim, int64_t b
   HT_CHECK(x.rank() == shape.rank() && x.rank() > 0, "slice_scatter: ", x.shape(), " and ", shape, " have different numbers of dimensions");
   return call(op::slice_scatter, {x}, Attrs::of(Slice{shape, d, begin, x.size(d), step}));
 }
+Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t length) {
+  HT_CHECK(x.rank() > 0, "narrow: a 0-d tensor has nothing to narrow");
+  int d = normalize_dim("narrow", dim, x.rank());
+  HT_CHECK(begin >= 0 && length >= 0 && begin <= x.size(d) && length <= x.size(d) - begin, "narrow: ", length, " elements from ", begin,
+           " leave dimension ", d, " of ", x.shape());
+  return slice(x, d, begin, begin + length);
+}
+std::vector<Tensor> split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim) {
+  HT_CHECK(x.rank() > 0, "split: a 0-d tensor has nothing to split");
+  int d = normalize_dim("split", dim, x.rank());
+  int64_t total = 0;
+  for (int64_t n : sizes) {
+    HT_CHECK(n >= 0, "split: expected sizes of 0 or more, got ", n);
+    total = checked_add(total, n);
+  }
+  HT_CHECK(total == x.size(d), "split: sizes add up to ", total, ", dimension ", d, " of ", x.shape(), " has ", x.size(d));
+  std::vector<Tensor> parts;
+  int64_t at = 0;
+  for (int64_t n : sizes) {
+    parts.push_back(slice(x, d, at, at + n));
+    at += n;
+  }
+  return parts;
+}
+std::vector<Tensor> split(const Tensor& x, Size size, int64_t dim) {
+  HT_CHECK(x.rank() > 0, "split: a 0-d tensor has nothing to split");
+  int d = normalize_dim("split", dim, x.rank());
+  HT_CHECK(size > 0, "split: expected a size above 0, got ", size.value);
+  std::vector<int64_t> sizes;
+  int64_t left = x.size(d);
+  do {
+    sizes.push_back(std::min<int64_t>(size, left));
+    left -= sizes.back();
+  } while (left > 0);
+  return split(x, sizes, d);
+}
+std::vector<Tensor> chunk(const Tensor& x, Size n, int64_t dim) {
+  HT_CHECK(x.rank() > 0, "chunk: a 0-d tensor has nothing to split");
+  HT_CHECK(n > 0, "chunk: expected a number of chunks above 0, got ", n.value);
+  int d = normalize_dim("chunk", dim, x.rank());
+  return split(x, Size(std::max<int64_t>(1, (x.size(d) - 1) / n + 1)), d);
+}
+
+namespace {
+Diagonal diagonal_attrs(const char* who, const Shape& whole, int64_t offset, int64_t dim1, int64_t dim2) {
+  HT_CHECK(whole.rank() >= 2, who, ": expected at least two dimensions, got ", whole);
+  Diagonal a{whole, std::max(offset, -largest<int64_t>), normalize_dim(who, dim1, whole.rank()), normalize_dim(who, dim2, whole.rank())};
+  HT_CHECK(a.dim1 != a.dim2, who, ": expected two dimensions, got ", dim1, " and ", dim2);
+  return a;
+}
+}  // namespace
+Tensor diagonal(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
+  return call(op::diagonal, {x}, Attrs::of(diagonal_attrs("diagonal", x.shape(), offset, dim1, dim2)));
+}
+Tensor diagonal_scatter(const Tensor& x, const Shape& shape, int64_t offset, int64_t dim1, int64_t dim2) {
+  return call(op::diagonal_scatter, {x}, Attrs::of(diagonal_attrs("diagonal_scatter", shape, offset, dim1, dim2)));
+}
+Tensor movedim(const Tensor& x, int64_t from, int64_t to) {
+  int a = normalize_dim("movedim", from, x.rank()), b = normalize_dim("movedim", to, x.rank());
+  if (a == b) return x;
+  Shape order;
+  for (int d = 0; d < x.rank(); ++d) if (d != a) order.push_back(d);
+  order.insert(b, a);
+  return permute(x, order);
+}
+
 Tensor squeeze(const Tensor& x, int64_t dim) { return call(op::squeeze, {x}, Attrs::of(normalize_dim("squeeze", dim, x.rank()))); }
 Tensor unsqueeze(const Tensor& x, int64_t dim) { return call(op::unsqueeze, {x}, Attrs::of(normalize_dim("unsqueeze", dim, x.rank() + 1))); }
 Tensor reshape(const Tensor& x, const Shape& shape) {

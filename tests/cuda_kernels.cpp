@@ -128,15 +128,19 @@ void check_same(const Tensor& expected, const Tensor& on_gpu, Bound bound = {}) 
 
 // Operators whose results are rounded once, or never: the same bits on both devices.
 const std::set<std::string_view> exact = {
-    "cast", "clone", "copy", "fill", "where", "transfer", "cat", "slice_scatter", "one_hot", "neg", "abs",
+    "cast", "clone", "copy", "fill", "where", "transfer", "cat", "slice_scatter", "diagonal_scatter", "pad", "pad_grad",
+    "flip", "roll", "tril", "triu", "one_hot", "gather", "scatter", "index_select", "embedding", "nonzero", "neg", "abs",
     "sign", "square", "sqrt", "rsqrt", "reciprocal", "relu", "step", "leaky_relu", "isnan", "isinf", "isfinite",
     "logical_not", "add", "sub", "mul", "div", "maximum", "minimum", "relu_grad", "eq", "ne", "lt", "le", "gt",
-    "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "unscale", "check_finite",
+    "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "integers", "draw_key", "dropout",
+    "bernoulli", "multinomial", "unscale", "check_finite",
     "scale_all", "scaler_update", "max_pool", "max_pool_gather", "unfold"};
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {
     "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight",
+    "cross_entropy_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad",
+    "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight",
     "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
     "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
 

@@ -106,7 +106,7 @@ TEST_CASE("errors of products") {
 
 TEST_CASE("errors of losses and indices") {
   TEXT(cross_entropy(f({3}), i64({3})), "cross_entropy: expected x [n, classes, ...], got [3] (f32)");
-  TEXT(cross_entropy(f({3, 4}), f({3})), "cross_entropy: expected integer targets, got f32");
+  TEXT(cross_entropy(f({3, 4}), f({3})), "cross_entropy: expected integer targets or class probabilities [3, 4], got [3] (f32)");
   TEXT(cross_entropy(f({3, 4}), i64({2})), "cross_entropy: expected target [3] (i64), got [2] (i64)");
   TEXT(cross_entropy(f({2, 4, 5}), i64({2, 4})), "cross_entropy: expected target [2, 5], got [2, 4] (i64)");
   TEXT(cross_entropy(f({2, 3}), tensor({int64_t{0}, int64_t{3}})), "cross_entropy: target 3 at row 1 is out of range for 3 classes");
@@ -114,7 +114,7 @@ TEST_CASE("errors of losses and indices") {
   TEXT(cross_entropy(f({2, 3}), i64({2}), {.label_smoothing = 1.5}), "cross_entropy: expected label_smoothing in [0, 1], got 1.5");
   TEXT(cross_entropy(undefined, i64({2})), "cross_entropy: x or target is undefined");
   TEXT(cross_entropy(i64({2, 3}), i64({2})), "cross_entropy: expected x [n, classes] of a floating dtype, got [2, 3] (i64)");
-  TEXT(mse_loss(f({2}), f({3})), "sub: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
+  TEXT(mse_loss(f({2}), f({3})), "squared_error: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
   TEXT(one_hot(f({2}), 3), "one_hot: expected a tensor of integers");
   TEXT(one_hot(i64({2}), 0), "one_hot: expected at least one class, got 0");
 }
@@ -127,7 +127,6 @@ TEST_CASE("errors of making, converting and writing tensors") {
   TEXT(tensor({{1, 2}, {3}}), "tensor: rows of 2 and 1 elements; all must be equally long");
   TEXT(from_blob(nullptr, {2}), "from_blob: data is null");
   TEXT(randint(3, 3, {2}), "randint: expected low < high, got 3 and 3");
-  TEXT(randint(0, 1 << 25, {2}), "randint: expected a range of at most 2^24 values, got 0 to 33554432");
   TEXT(normal_(f({2}), 0, -1), "normal_: expected a standard deviation of 0 or more, got -1");
   TEXT(uniform_(i64({2})), "uniform: expected a floating dtype, got i64");
   TEXT(cast(undefined, DType::f16), "cast: the tensor is undefined");

@@ -12,12 +12,14 @@ using Names = std::set<std::string_view>;
 
 // Not correctly rounded: their f32 result may be some ulp off, their 16-bit result one.
 const Names approximate = {"rsqrt", "exp", "erf", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "pow", "leaky_relu",
-                           "unscale", "scale_all", "var", "softmax"};
+                           "unscale", "scale_all", "var", "softmax", "dropout"};
 const Names products = {"matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight"};
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
 const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad",
                           "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
+                          "pad_grad", "scatter_add", "index_add", "embedding_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy",
+                          "binary_cross_entropy_with_logits", "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad",
                           "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
 
 Names binary_names() {
@@ -144,8 +146,9 @@ Tensor laid_out(const Tensor& x, Layout l) {
   return x;
 }
 
-const Names contiguous_only = {"transfer", "permutation", "scaler_update"};
-const Names any_layout_of_fixed_dtype = {"where", "one_hot", "cross_entropy", "cross_entropy_grad"};
+const Names contiguous_only = {"transfer", "permutation", "integers", "scaler_update"};
+const Names any_layout_of_fixed_dtype = {"where", "one_hot", "cross_entropy", "cross_entropy_grad", "nll_loss", "nll_loss_grad", "gather", "scatter", "scatter_add",
+                                         "index_select", "index_add", "embedding", "embedding_grad", "nonzero"};
 
 bool may_vary(const OpDef& op, const Sample& s, const Tensors& in, size_t i) {
   if (!in[i].defined() || contiguous_only.contains(op.name)) return false;
