@@ -614,7 +614,7 @@ template <class S> ConvAttrs attrs_of(const char* name, const Shape& kernel, con
   for (size_t d = 0; d < dims; ++d) {
     a.before[d] = a.after[d] = padding[d];
     if (!o.padding.same) continue;
-    HT_CHECK(a.stride[d] == 1, name, ": expected stride 1 with padding same, got ", a.stride[d]);
+    HT_CHECK(a.stride[d] == 1, name, ": expected stride 1 with same_padding, got ", a.stride[d]);
     int64_t lost = checked_mul(kernel[kernel.size() - dims + d] - 1, a.dilation[d]);
     a.before[d] = lost / 2;
     a.after[d] = lost - lost / 2;

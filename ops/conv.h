@@ -18,15 +18,15 @@ struct Size3 {
   constexpr Size3(Size d_, Size h_, Size w_) : d(d_), h(h_), w(w_) {}
 };
 
-// Zeros around the input: so many on either side, or `same`: as many as keep its size at stride 1, the odd one at the end.
-struct Same {};
-inline constexpr Same same;
+// Zeros around the input: so many on either side, or `same_padding`: as many as keep its size at stride 1, the odd one at the end.
+struct SamePadding {};
+inline constexpr SamePadding same_padding;
 template <class S> struct Padding {
   S size;
   bool same = false;
   template <Integer... T> requires std::constructible_from<S, T...> constexpr Padding(T... n) : size(n...) {}
   constexpr Padding(S s) : size(s) {}
-  constexpr Padding(Same) : size(0), same(true) {}
+  constexpr Padding(SamePadding) : size(0), same(true) {}
 };
 
 template <class S> struct ConvOptions {

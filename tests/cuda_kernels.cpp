@@ -610,7 +610,7 @@ TEST_CASE("convolutions of the shapes that networks have") {
                                              {{2, 64, 28, 28}, {256, 64, 1, 1}, {}},
                                              {{2, 64, 28, 28}, {128, 64, 1, 1}, {.stride = 2}},
                                              {{2, 32, 14, 14}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
-                                             {{2, 32, 15, 13}, {64, 8, 3, 3}, {.padding = same, .dilation = 2, .groups = 4}}})
+                                             {{2, 32, 15, 13}, {64, 8, 3, 3}, {.padding = same_padding, .dilation = 2, .groups = 4}}})
     for (DType t : floating_dtypes) {
       INFO(str(xs) << ' ' << str(ws) << ' ' << name(t));
       Tensor x = drawn(22, xs, t, -1, 1), w = drawn(23, ws, t, -1, 1), b = drawn(24, {ws[0]}, t, -1, 1);

@@ -127,10 +127,10 @@ TEST_CASE("conv1d and conv3d are conv2d over other numbers of dimensions") {
 
 TEST_CASE("padding same keeps the size, the odd zero at the end") {
   Tensor x = arange(5, {.dtype = DType::f32}).view({1, 1, 5}), two = ones({1, 1, 2}), three = ones({1, 1, 3});
-  check(conv1d(x, two, {}, {.padding = same}), {1, 1, 5}, {1, 3, 5, 7, 4});
-  check(conv1d(x, three, {}, {.padding = same}), {1, 1, 5}, {1, 3, 6, 9, 7});
-  check(conv1d(x, two, {}, {.padding = same, .dilation = 3}), {1, 1, 5}, {2, 3, 5, 2, 3});
-  CHECK(conv2d(ones({2, 3, 7, 8}), ones({4, 3, 5, 2}), {}, {.padding = same}).shape() == Shape{2, 4, 7, 8});
+  check(conv1d(x, two, {}, {.padding = same_padding}), {1, 1, 5}, {1, 3, 5, 7, 4});
+  check(conv1d(x, three, {}, {.padding = same_padding}), {1, 1, 5}, {1, 3, 6, 9, 7});
+  check(conv1d(x, two, {}, {.padding = same_padding, .dilation = 3}), {1, 1, 5}, {2, 3, 5, 2, 3});
+  CHECK(conv2d(ones({2, 3, 7, 8}), ones({4, 3, 5, 2}), {}, {.padding = same_padding}).shape() == Shape{2, 4, 7, 8});
 }
 
 TEST_CASE("transposed convolutions scatter each input over its window") {
@@ -241,7 +241,7 @@ TEST_CASE("errors of convolutions") {
        "conv2d: expected stride and dilation of 1 or more and padding of 0 or more, got 1, 1 and -1");
   TEXT(conv2d_relu(f({1, 3, 2, 8}), f({8, 3, 3, 3})), "conv2d_relu: a kernel of size 3 with dilation 1 spans 3, more than the input's 2 with padding 0 and 0");
   TEXT(conv2d(f({1, 3, 8, 8}), f({8, 3, 0, 3})), "conv2d: expected a kernel of size 1 or more, got 0");
-  TEXT(conv2d(f({1, 3, 8, 8}), f({8, 3, 3, 3}), {}, {.stride = 2, .padding = same}), "conv2d: expected stride 1 with padding same, got 2");
+  TEXT(conv2d(f({1, 3, 8, 8}), f({8, 3, 3, 3}), {}, {.stride = 2, .padding = same_padding}), "conv2d: expected stride 1 with same_padding, got 2");
   TEXT(conv2d(undefined, f({8, 3, 3, 3})), "conv2d: x or weight is undefined");
   TEXT(conv2d_input(f({1, 8, 5, 6}), f({8, 3, 3, 3}), 8), "conv2d_input: expected size 6 in dimension 2 for an input of size 8, got [1, 8, 5, 6] (f32)");
   TEXT(conv2d_input(f({1, 7, 6, 6}), f({8, 3, 3, 3}), 8), "conv2d_input: expected weight [out, in, kh, kw] with out = 7, got [8, 3, 3, 3] (f32)");
