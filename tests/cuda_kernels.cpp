@@ -1,5 +1,6 @@
 // Every CUDA kernel against the CPU's: each operator of the registry on its samples, in every dtype and in layouts that
 // are dense, transposed, strided and broadcast; then sizes and values that samples do not reach.
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -645,9 +646,8 @@ TEST_CASE("normalisation of the shapes that networks have") {
           auto on = [&](Device d) {
             Tensor u = x.to(d).requires_grad_(), v = w.to(d).requires_grad_(), s = b.to(d).requires_grad_();
             Tensor y = f(u, v, s);
-            auto grads = grad({sum(y.to(of_weight) * g.to(d).to(of_weight))}, {u, v, s});
-            grads.push_back(y.detach());
-            return grads;
+            auto [du, dv, ds] = grad({sum(y.to(of_weight) * g.to(d).to(of_weight))}, {u, v, s});
+            return std::array{du, dv, ds, y.detach()};
           };
           auto host = on(Device::cpu()), device = on(gpu), again = on(gpu);
           for (size_t i = 0; i < host.size(); ++i) {
