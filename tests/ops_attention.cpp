@@ -92,6 +92,7 @@ TEST_CASE("a query that sees nothing has the result 0 and leaves no NaN in gradi
 }
 
 TEST_CASE("report_B45: what a mask hides is as if it were not there") {
+  tests::report("torch-mojo-backend#319");
   manual_seed(2);
   Tensor q = drawn({1, 2, 3, 8}), k = drawn({1, 2, 300, 8}), v = drawn({1, 2, 300, 5});
   Tensor mask = ge(arange(300), 200);  // the first blocks of keys hold nothing
@@ -104,12 +105,14 @@ TEST_CASE("report_B45: what a mask hides is as if it were not there") {
 }
 
 TEST_CASE("report_B48: attention over equal bf16 scores is exact") {
+  tests::report("executorch#20090");
   Tensor q = zeros({1, 1, 1, 4}, {.dtype = DType::bf16}), k = ones({1, 1, 512, 4}, {.dtype = DType::bf16});
   Tensor v = one_hot(arange(512), 512, DType::bf16).reshape({1, 1, 512, 512});
   for (double w : values(scaled_dot_product_attention(q, k, v))) CHECK(w == 0.001953125);
 }
 
 TEST_CASE("report_B72: attention and its gradient have the same bits every time") {
+  tests::report("flash-attention#2481");
   manual_seed(3);
   Tensor q = drawn({2, 4, 70, 8}, DType::f32), k = drawn({2, 2, 90, 8}, DType::f32), v = drawn({2, 2, 90, 8}, DType::f32);
   std::vector<Doubles> first;

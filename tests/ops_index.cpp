@@ -205,6 +205,7 @@ TEST_CASE("operators whose results' sizes are values refuse where the host may n
 }
 
 TEST_CASE("report_B23: a row far away reads and writes as the first does") {
+  tests::report("pytorch#192007");
   Tensor w = randn({70000, 4});
   w.slice(0, 69999, {}).copy_(w.slice(0, 0, 1));
   Tensor last = tensor<int64_t>({69999}), first = tensor<int64_t>({0});
@@ -214,6 +215,7 @@ TEST_CASE("report_B23: a row far away reads and writes as the first does") {
 }
 
 TEST_CASE("report_B38: gather with a new middle dimension equals gather of a copy") {
+  tests::report("mlx#4253");
   Random random{3};
   Tensor x = unsqueeze(random.numbers({4, 6}, DType::f32), 1), index = random.indices({4, 1, 9}, 6);
   CHECK(values(gather(x, 2, index)) == values(gather(x.clone(), 2, index)));

@@ -264,6 +264,7 @@ TEST_CASE("the ends of binary cross entropy and divergences") {
 }
 
 TEST_CASE("report_B19: cross_entropy of equal logits is the logarithm of the classes in each row") {
+  tests::report("pytorch#85786");
   Tensor x = zeros({64, 50257}, {.requires_grad = true});
   Tensor loss = cross_entropy(x, i64({64}), {.reduction = Reduction::none});
   for (double v : values(loss)) CHECK(std::abs(v - 10.82490511) <= 2e-6);
@@ -272,6 +273,7 @@ TEST_CASE("report_B19: cross_entropy of equal logits is the logarithm of the cla
 }
 
 TEST_CASE("report_B22: the gradient of nll_loss reaches the first and the last row") {
+  tests::report("pytorch#190139");
   Tensor x = zeros({1025, 33, 1, 1}, {.dtype = DType::f16, .requires_grad = true});
   nll_loss(x, i64({1025, 1, 1}), {.reduction = Reduction::sum}).backward();
   Tensor g = x.grad().reshape({1025, 33});
@@ -280,6 +282,7 @@ TEST_CASE("report_B22: the gradient of nll_loss reaches the first and the last r
 }
 
 TEST_CASE("report_B60: all targets ignored, and an ignore_index outside the classes") {
+  tests::report("pytorch#116349");
   for (int64_t ignored : {-100, -1, 2, 77}) {
     Tensor target = full({3}, ignored, {.dtype = DType::i64});
     for (bool weighted : {false, true}) {
@@ -301,6 +304,7 @@ TEST_CASE("report_B60: all targets ignored, and an ignore_index outside the clas
 }
 
 TEST_CASE("report_B61: no classes") {
+  tests::report("pytorch#73165");
   CHECK_THROWS_WITH(cross_entropy(zeros({5, 0}), i64({5})), "cross_entropy: expected at least one class, got x [5, 0] (f32)");
   CHECK_THROWS_WITH(nll_loss(zeros({5, 0}), i64({5})), "nll_loss: expected at least one class");
   CHECK(std::isnan(cross_entropy(zeros({5, 0}), zeros({5, 0})).item()));
@@ -310,6 +314,7 @@ TEST_CASE("report_B61: no classes") {
 }
 
 TEST_CASE("report_B62: a target outside the classes throws in nll_loss and in its gradient") {
+  tests::report("pytorch#194802");
   for (int64_t t : {int64_t{3}, int64_t{-1}, int64_t{1} << 40}) {
     Tensor target = tensor<int64_t>({0, t});
     std::string text = "nll_loss: target " + std::to_string(t) + " at row 1 is out of range for 3 classes";

@@ -127,6 +127,7 @@ TEST_CASE("einsum without a result, with spaces, and with an ellipsis") {
 }
 
 TEST_CASE("report_B33: with beta 0 what is added is not read") {
+  tests::report("pytorch#96037");
   Tensor nan = full({2, 2}, std::nan(""));
   CHECK(values(addmm(nan, f({2, 3}), f({3, 2}), {.beta = 0})) == Doubles{3, 3, 3, 3});
   CHECK(values(baddbmm(expand(nan, {1, 2, 2}), f({1, 2, 3}), f({1, 3, 2}), {.beta = 0})) == Doubles{3, 3, 3, 3});
@@ -134,6 +135,7 @@ TEST_CASE("report_B33: with beta 0 what is added is not read") {
 }
 
 TEST_CASE("report_B35: products with a size of 0") {
+  tests::report("PaddlePaddle#79511");
   CHECK(values(addmm(f({2, 3}), f({2, 0}), f({0, 3}), {.beta = 2})) == Doubles(6, 2.0));
   CHECK(addmm(f({0, 3}), f({0, 4}), f({4, 3})).shape() == Shape{0, 3});
   CHECK(baddbmm(f({2, 3, 0}), f({2, 3, 4}), f({2, 4, 0})).shape() == Shape{2, 3, 0});
