@@ -153,8 +153,9 @@ Tensors autocast_layer(Call& c) {
       HT_CHECK(region.dtype != DType::f16, c.op->name, ": unsafe under f16 autocast; use ", c.op->ban ? c.op->ban : "another operator",
                ", or run it in f32 inside amp::Autocast({.enabled = false})");
       break;
-    case Cast::keep:
     case Cast::unset:
+      throw Error(text::cat(c.op->name, ": states no autocast policy; set OpDef::cast, to Cast::keep when it should run in the dtype it is given"));
+    case Cast::keep:
       note_left_alone(c);
   }
   return dispatch(c);
