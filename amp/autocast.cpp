@@ -87,14 +87,14 @@ void Policy::append_key(std::vector<int64_t>& key) const {
 }
 
 Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_of_layer]), saved_layers_(thread_state().layers) {
-  HT_CHECK(!o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
+  HT_CHECK(!o.enabled || !o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
   auto next = std::make_shared<AutocastState>(state());
   bool any = false;
   for (int i = 0; i < num_device_types; ++i) {
     auto& d = next->device[i];
     if (!o.device || static_cast<int>(*o.device) == i) {
       d.enabled = o.enabled;
-      if (o.dtype) d.dtype = *o.dtype;
+      if (o.dtype && is_16bit_dtype(*o.dtype)) d.dtype = *o.dtype;
     }
     any |= d.enabled;
   }
