@@ -87,14 +87,14 @@ void Policy::append_key(std::vector<int64_t>& key) const {
 }
 
 Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_of_layer]), saved_layers_(thread_state().layers) {
-  HT_CHECK(!o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
+  HT_CHECK(!o.enabled || !o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
   auto next = std::make_shared<AutocastState>(state());
   bool any = false;
   for (int i = 0; i < num_device_types; ++i) {
     auto& d = next->device[i];
     if (!o.device || static_cast<int>(*o.device) == i) {
       d.enabled = o.enabled;
-      if (o.dtype) d.dtype = *o.dtype;
+      if (o.dtype && is_16bit_dtype(*o.dtype)) d.dtype = *o.dtype;
     }
     any |= d.enabled;
   }
@@ -153,8 +153,9 @@ Tensors autocast_layer(Call& c) {
       HT_CHECK(region.dtype != DType::f16, c.op->name, ": unsafe under f16 autocast; use ", c.op->ban ? c.op->ban : "another operator",
                ", or run it in f32 inside amp::Autocast({.enabled = false})");
       break;
-    case Cast::keep:
     case Cast::unset:
+      throw Error(text::cat(c.op->name, ": states no autocast policy; set OpDef::cast, to Cast::keep when it should run in the dtype it is given"));
+    case Cast::keep:
       note_left_alone(c);
   }
   return dispatch(c);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "halftone/autograd/autograd.h"
@@ -51,6 +52,10 @@ struct ScaleLoss : Function<ScaleLoss> {
 
 std::atomic<uint64_t> stamps{1};
 
+// The scale and its inverse are kept in f32, which holds both in this range.
+constexpr double smallest_scale = 0x1p-126, largest_scale = std::numeric_limits<float>::max();
+bool in_range(double scale) { return scale >= smallest_scale && scale <= largest_scale; }
+
 }  // namespace
 
 StepOutcome::State StepOutcome::state() const {
@@ -77,6 +82,8 @@ GradScaler::GradScaler(const GradScalerOptions& o) : options_(o), stamp_(stamps+
   HT_CHECK(o.growth_interval > 0, "GradScaler: expected growth_interval above 0, got ", o.growth_interval);
   HT_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got ",
            o.min_scale, ", ", o.init_scale, " and ", o.max_scale);
+  HT_CHECK(in_range(o.min_scale) && in_range(o.max_scale), "GradScaler: expected min_scale and max_scale in [", smallest_scale, ", ", largest_scale,
+           "], where f32 holds a scale and its inverse, got ", o.min_scale, " and ", o.max_scale);
   HT_CHECK(o.hysteresis > 0, "GradScaler: expected hysteresis above 0, got ", o.hysteresis);
   HT_CHECK(o.max_consecutive_skips >= 0, "GradScaler: expected max_consecutive_skips of 0 or more, got ", o.max_consecutive_skips);
 }
@@ -284,6 +291,7 @@ void GradScaler::update() {
 void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   HT_CHECK(new_scale > 0 && std::isfinite(new_scale), "update: expected a finite scale above 0, got ", new_scale);
+  HT_CHECK(in_range(new_scale), "update: expected a scale in [", smallest_scale, ", ", largest_scale, "], where f32 holds it and its inverse, got ", new_scale);
   check_made("update");
   NoGrad off;
   settle(scale_, inverse_, streak_.clone());
@@ -313,7 +321,7 @@ void GradScaler::load_state_dict(const StateDict& s) {
   NoGrad off;
   const Tensor &scale = s.at("scale"), &streak = s.at("streak"), &skipped = s.at("skipped");
   double value = scale.item();
-  HT_CHECK(value > 0 && std::isfinite(value), "GradScaler: the state's scale is ", value, "; expected a finite number above 0");
+  HT_CHECK(in_range(value), "GradScaler: the state's scale is ", value, "; expected one in [", smallest_scale, ", ", largest_scale, "]");
   if (!scale_.defined()) make_state(scale.device());
   scale_.copy_(scale);
   inverse_.copy_(1 / scale.to(DType::f64));

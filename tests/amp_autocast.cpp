@@ -158,7 +158,6 @@ TEST_CASE("a strict region reports what climbs back to f32") {
 }
 
 TEST_CASE("activations stay in 16 bits: bias, numbers and 0-d tensors do not raise them") {
-  tests::report("rwth-i6/returnn#1828");
   manual_seed(1);
   Net net;
   Autocast region({.dtype = bf16});
@@ -176,7 +175,6 @@ TEST_CASE("activations stay in 16 bits: bias, numbers and 0-d tensors do not rai
 // ---- gradients
 
 TEST_CASE("backward runs in forward's dtypes, whatever region is around it") {
-  tests::report("pytorch#125186");
   manual_seed(2);
   Net net;
   Tensor x = randn({4, 8});
@@ -270,7 +268,6 @@ TEST_CASE("evaluating in another dtype between steps costs its own casts only") 
 }
 
 TEST_CASE("every forward sees the weights of now: copy_, load, swap, set_, skipped steps") {
-  tests::report("X-GenGroup/Flow-Factory#186");
   manual_seed(6);
   Net net, ema;
   Tensor x = randn({4, 8}), target = zeros({4}, {.dtype = DType::i64});
@@ -339,7 +336,6 @@ TEST_CASE("every forward sees the weights of now: copy_, load, swap, set_, skipp
 }
 
 TEST_CASE("a copy made under NoGrad serves training") {
-  tests::report("pytorch#112583");
   manual_seed(7);
   Tensor x = randn({4, 8});
   auto gradients = [&](bool evaluate_first) {
@@ -364,7 +360,6 @@ TEST_CASE("a graph that needs the old copy is refused once it is rewritten") {
 }
 
 TEST_CASE("memory does not grow with calls") {
-  tests::report("pytorch#46649");
   manual_seed(10);
   Net net;
   Tensor x = randn({4, 8});
