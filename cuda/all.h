@@ -4,8 +4,10 @@
 namespace halftone::cuda {
 
 void fill_cuda_unary();
+void fill_cuda_activation();
 void fill_cuda_binary();
 void fill_cuda_comparison();
+void fill_cuda_ternary();
 void fill_cuda_reduce();
 void fill_cuda_extremum();
 void fill_cuda_copy();

@@ -6,6 +6,7 @@ namespace halftone {
 
 void fill_cpu_unary();
 void fill_cpu_binary();
+void fill_cpu_ternary();
 void fill_cpu_reduce();
 void fill_cpu_optimizers();
 std::span<OpDef* const> copy_ops();

@@ -16,5 +16,6 @@
 #include "halftone/ops/resize.h"
 #include "halftone/ops/shape.h"
 #include "halftone/ops/softmax.h"
+#include "halftone/ops/ternary.h"
 #include "halftone/ops/unary.h"
 #include "halftone/ops/update.h"
