@@ -13,6 +13,8 @@ std::span<OpDef* const> copy_ops();
 std::span<OpDef* const> shape_ops();
 std::span<OpDef* const> rearrange_ops();
 std::span<OpDef* const> reduce_ops();
+std::span<OpDef* const> scan_ops();
+std::span<OpDef* const> order_ops();
 std::span<OpDef* const> matmul_ops();
 std::span<OpDef* const> conv_ops();
 std::span<OpDef* const> norm_ops();
