@@ -4,10 +4,15 @@
 namespace halftone::cuda {
 
 void fill_cuda_unary();
+void fill_cuda_activation();
 void fill_cuda_binary();
 void fill_cuda_comparison();
+void fill_cuda_ternary();
 void fill_cuda_reduce();
+void fill_cuda_product();
 void fill_cuda_extremum();
+void fill_cuda_scan();
+void fill_cuda_order();
 void fill_cuda_copy();
 void fill_cuda_softmax();
 void fill_cuda_loss();

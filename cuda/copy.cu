@@ -15,18 +15,12 @@ template <class T> struct Constant {
   __device__ T operator()() const { return value; }
 };
 template <class T> struct Select {
-  __device__ T operator()(bool condition, T a, T b) const { return condition ? a : b; }
-};
-
-// f(Type<U>) with the unsigned type of a dtype's size.
-template <class F> void visit_bits(DType t, F f) {
-  switch (size_of(t)) {
-    case 1: return f(Type<uint8_t>{});
-    case 2: return f(Type<uint16_t>{});
-    case 4: return f(Type<uint32_t>{});
-    default: return f(Type<uint64_t>{});
+  T a, b;
+  bool a_is_number, b_is_number;
+  __device__ T operator()(bool condition, T x, T y) const {
+    return condition ? (a_is_number ? a : x) : (b_is_number ? b : y);
   }
-}
+};
 
 // ---- transposed copies
 
@@ -104,10 +98,21 @@ void run_fill(const Call& c, std::span<Tensor>) {
   });
 }
 
+// A number's place is taken by the other branch, read as one element again and again, whose value is not used.
 void run_where(const Call& c, std::span<Tensor> out) {
-  visit_bits(c.in[1].dtype(), [&]<class U>(Type<U>) {
-    map<U, bool, U, U>("where", Select<U>{}, out[0].shape(),
-                       {place(out[0]), place(c.in[0]), place(c.in[1]), place(c.in[2])});
+  auto attrs = c.as<WhereAttrs>();
+  const Tensor &condition = c.in[0], &a = c.in[1], &b = c.in[c.in.size() - 1];
+  const Strides still = Strides::filled(condition.rank(), 0);
+  visit(a.dtype(), [&]<class T>(Type<T>) {
+    T a_number = attrs.a.to<T>(), b_number = attrs.b.to<T>();
+    visit_bits(a.dtype(), [&]<class U>(Type<U>) {
+      if constexpr (sizeof(U) == sizeof(T)) {
+        Select<U> f{bit_cast<U>(a_number), bit_cast<U>(b_number), attrs.a_is_number, attrs.b_is_number};
+        map<U, bool, U, U>("where", f, out[0].shape(),
+                           {place(out[0]), place(condition), {a.raw_data(), attrs.a_is_number ? still : a.strides()},
+                            {b.raw_data(), attrs.b_is_number ? still : b.strides()}});
+      }
+    });
   });
 }
 

@@ -3,7 +3,7 @@
 // over a shape. Neighbouring elements go in packs of 16 bytes wherever the innermost dimension allows it, broadcast
 // operands included; everything else one by one. A pack is read before it is written, so y may be an operand.
 #include "halftone/cuda/numeric.cuh"
-#include "halftone/ops/binary.h"
+#include "halftone/ops/ternary.h"
 
 namespace halftone::cuda {
 
@@ -200,6 +200,31 @@ template <class Op> void run_binary(const Call& c, std::span<Tensor> out) {
       return map<Y, T, T>(Op::name, BinaryElement<Op, T, Y>{}, x.shape(), {place(out[0]), place(x), place(c.in[1])});
     NumberElement<Op, T, Y> f{n.value.to<compute_t<T>>(), n.at == binary::Number::At::left};
     map<Y, T>(Op::name, f, x.shape(), {place(out[0]), place(x)});
+  });
+}
+
+template <class Op, class T> struct TernaryElement {
+  using C = compute_t<T>;
+  Op op;
+  C b, c;
+  bool b_is_number, c_is_number;
+  __device__ T operator()(T x, T y, T z) const {
+    return to<T>(op.f(to<C>(x), b_is_number ? b : to<C>(y), c_is_number ? c : to<C>(z)));
+  }
+};
+// A number's place is taken by a, read as one element again and again, whose value is not used.
+template <class Op> void run_ternary(const Call& call, std::span<Tensor> out) {
+  auto given = call.as<ternary::Given<Op>>();
+  const bool b_is_number = given.numbers.has(1), c_is_number = given.numbers.has(2);
+  const Tensor &a = call.in[0], &b = b_is_number ? a : call.in[1], &c = c_is_number ? a : call.in[b_is_number ? 1 : 2];
+  const Strides still = Strides::filled(a.rank(), 0);
+  visit<elementwise::types_of<Op>()>(a.dtype(), [&]<class T>(Type<T>) {
+    using C = compute_t<T>;
+    TernaryElement<Op, T> f{given.op, given.numbers.value[1].template to<C>(), given.numbers.value[2].template to<C>(),
+                            b_is_number, c_is_number};
+    map<T, T, T, T>(Op::name, f, a.shape(),
+                    {place(out[0]), place(a), {b.raw_data(), b_is_number ? still : b.strides()},
+                     {c.raw_data(), c_is_number ? still : c.strides()}});
   });
 }
 

@@ -16,15 +16,6 @@ namespace {
 constexpr int threads = 256;
 int64_t grid_for(int64_t n) { return std::min<int64_t>(ceil_div(n, threads), int64_t{32} * sm_count()); }
 
-// f(Type<U>) with the unsigned type of a dtype's size.
-template <class F> void visit_bits(DType t, F f) {
-  switch (size_of(t)) {
-    case 1: return f(Type<uint8_t>{});
-    case 2: return f(Type<uint16_t>{});
-    case 4: return f(Type<uint32_t>{});
-    default: return f(Type<uint64_t>{});
-  }
-}
 template <class U> U* bits(const Tensor& t) { return static_cast<U*>(t.raw_data()); }
 
 // ---- reading

@@ -8,6 +8,8 @@
 
 namespace halftone::cuda {
 
+using ::max, ::min;  // of numbers: halftone::max and halftone::min are operators
+
 // ---- conversions
 
 __device__ inline float widen(half h) {
@@ -39,6 +41,16 @@ template <class To, class From> __device__ To to(From v) {
   else if constexpr (!is_16bit<To>) return convert<To>(v);
   else if constexpr (std::same_as<From, float>) return narrow<To>(v);
   else return narrow<To>(round_to_odd(static_cast<double>(v)));
+}
+
+// f(Type<U>) with the unsigned type of a dtype's size: one kernel moves all dtypes of a size.
+template <class F> void visit_bits(DType t, F f) {
+  switch (size_of(t)) {
+    case 1: return f(Type<uint8_t>{});
+    case 2: return f(Type<uint16_t>{});
+    case 4: return f(Type<uint32_t>{});
+    default: return f(Type<uint64_t>{});
+  }
 }
 
 // ---- 16-byte accesses

@@ -249,14 +249,15 @@ void reduce(const char* name, const R& r, const Tensor& tensor, uint32_t dims, t
 
 // A struct of the reduction family, over elements T with results Y.
 template <class Op, class T, class Y> struct Plain {
+  Op op = {};
   using Element = T;
   using Result = Y;
   using A = accumulate_t<T>;
   using State = typename Op::template State<A>;
   __device__ static State none() { return Op::template start<A>(); }
-  __device__ State add(State s, T v, int64_t i, int64_t) const { return Op::template add<A>(s, to<A>(v), i); }
+  __device__ State add(State s, T v, int64_t i, int64_t) const { return op.template add<A>(s, to<A>(v), i); }
   __device__ static State merge(State s, State t) { return Op::template merge<A>(s, t); }
-  __device__ Y finish(State s, int64_t n, int64_t) const { return to<Y>(Op::template finish<A>(s, n)); }
+  __device__ Y finish(State s, int64_t n, int64_t) const { return to<Y>(op.template finish<A>(s, n)); }
 };
 
 template <class Op> void run_reduce(const Call& c, std::span<Tensor> out) {

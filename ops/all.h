@@ -6,12 +6,15 @@ namespace halftone {
 
 void fill_cpu_unary();
 void fill_cpu_binary();
+void fill_cpu_ternary();
 void fill_cpu_reduce();
 void fill_cpu_optimizers();
 std::span<OpDef* const> copy_ops();
 std::span<OpDef* const> shape_ops();
 std::span<OpDef* const> rearrange_ops();
 std::span<OpDef* const> reduce_ops();
+std::span<OpDef* const> scan_ops();
+std::span<OpDef* const> order_ops();
 std::span<OpDef* const> matmul_ops();
 std::span<OpDef* const> conv_ops();
 std::span<OpDef* const> norm_ops();

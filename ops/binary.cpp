@@ -7,6 +7,69 @@
 #include "halftone/ops/shape.h"
 
 namespace halftone {
+
+namespace elementwise {
+namespace {
+
+bool is_host_scalar(const Tensor& t) { return t.rank() == 0 && t.device().type == DeviceType::cpu; }
+int kind(DType t) { return is_floating(t) ? 2 : t == DType::b8 ? 0 : 1; }
+
+// A whole number that an integer dtype cannot hold would silently become another one.
+void check_fits(const OpDef& op, Scalar s, DType t) {
+  if (!s.integral() || is_floating(t) || t == DType::b8) return;
+  auto v = s.to<int64_t>();
+  bool fits = visit<integer_types>(t, [v]<class T>(Type<T>) { return std::in_range<T>(v); });
+  HT_CHECK(fits, op.name, ": ", v, " does not fit ", t, "; cast the tensor with to()");
+}
+
+}  // namespace
+
+DType meeting_dtype(const OpDef& op, DTypes allowed, std::initializer_list<const Operand*> operands) {
+  std::optional<DType> of_arrays, of_scalars;
+  bool fraction = false, beyond_bool = false;
+  for (auto* o : operands) {
+    if (!o->is_tensor()) {
+      Scalar s = o->scalar();
+      fraction |= !s.integral();
+      beyond_bool |= s.integral() && s.to<int64_t>() >> 1 != 0;
+      continue;
+    }
+    HT_CHECK(o->tensor().defined(), op.name, ": a tensor is undefined");
+    auto& t = o->tensor().rank() > 0 ? of_arrays : of_scalars;
+    t = t ? promote(*t, o->tensor().dtype()) : o->tensor().dtype();
+  }
+  HT_CHECK(of_arrays || of_scalars, op.name, ": expected at least one tensor, got ", operands.size() == 2 ? "two" : "only", " numbers");
+  DType t = of_arrays.value_or(of_scalars.value_or(DType::f32));
+  if (of_arrays && of_scalars && kind(*of_scalars) > kind(t)) t = promote(t, *of_scalars);
+  if (fraction && !is_floating(t)) t = DType::f32;
+  if (t == DType::b8 && (beyond_bool || !contains(allowed, t)) && contains(allowed, DType::i64)) t = DType::i64;
+  if (!contains(allowed, t)) t = DType::f32;
+  for (auto* o : operands) if (!o->is_tensor()) check_fits(op, o->scalar(), t);
+  return t;
+}
+
+void align(const OpDef& op, Tensors& tensors) {
+  size_t main = 0;
+  while (main + 1 < tensors.size() && is_host_scalar(tensors[main])) ++main;
+  Device device = tensors[main].device();
+  Shape shape = tensors[0].shape();
+  for (auto& t : tensors) {
+    if (is_host_scalar(t)) t = t.to(device);
+    if (t.shape() != shape) shape = broadcast(op.name, shape, t.shape());
+  }
+  for (auto& t : tensors) if (t.shape() != shape) t = expand(t, shape);
+}
+
+Tensors meet(const OpDef& op, DTypes allowed, std::initializer_list<const Operand*> operands) {
+  DType t = meeting_dtype(op, allowed, operands);
+  Tensors tensors;
+  for (auto* o : operands) if (o->is_tensor()) tensors.push_back(cast(o->tensor(), t));
+  if (tensors.size() > 1) align(op, tensors);
+  return tensors;
+}
+
+}  // namespace elementwise
+
 namespace binary {
 
 Operands::Operands(const Rule& r, const Number& n, Saves s) : number(n) {
@@ -40,61 +103,33 @@ std::vector<Sample> samples(double low, double high, bool differentiable_b, Attr
   return all;
 }
 
+Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, Attrs (*with)(Number)) {
+  Number n;
+  if (!a.is_tensor()) n = {a.scalar(), Number::At::left};
+  else if (!b.is_tensor()) n = {b.scalar(), Number::At::right};
+  return call(op, elementwise::meet(op, types, {&a, &b}), with(n));
+}
+
 namespace {
 
-bool is_host_scalar(const Tensor& t) { return t.rank() == 0 && t.device().type == DeviceType::cpu; }
-
-// The dtype two operands meet in: 0-d tensors and numbers raise the kind, never the width within a kind.
-DType meeting_dtype(DTypes allowed, const Operand& a, const Operand& b) {
-  DType t;
-  if (a.is_tensor() && b.is_tensor()) {
-    DType ta = a.tensor().dtype(), tb = b.tensor().dtype();
-    bool a_weak = a.tensor().rank() == 0 && b.tensor().rank() > 0, b_weak = b.tensor().rank() == 0 && a.tensor().rank() > 0;
-    auto kind = [](DType d) { return is_floating(d) ? 2 : d == DType::b8 ? 0 : 1; };
-    if (a_weak && kind(ta) <= kind(tb)) t = tb;
-    else if (b_weak && kind(tb) <= kind(ta)) t = ta;
-    else t = promote(ta, tb);
-  } else {
-    t = a.is_tensor() ? a.tensor().dtype() : b.tensor().dtype();
-    Scalar s = a.is_tensor() ? b.scalar() : a.scalar();
-    if (!s.integral() && !is_floating(t)) t = DType::f32;
-  }
-  if (t == DType::b8 && !contains(allowed, t) && contains(allowed, DType::i64)) return DType::i64;
-  return contains(allowed, t) ? t : DType::f32;
-}
-
-// A whole number that an integer dtype cannot hold would silently become another one.
-void check_fits(const OpDef& op, Scalar s, DType t) {
-  if (!s.integral() || is_floating(t) || t == DType::b8) return;
-  auto v = s.to<int64_t>();
-  bool fits = visit<integer_types>(t, [v]<class T>(Type<T>) { return std::in_range<T>(v); });
-  HT_CHECK(fits, op.name, ": ", v, " does not fit ", t, "; cast the tensor with to()");
-}
+// The operands as tensors (a number, of g's dtype and device), and where both are 0.
+struct Corner {
+  Tensor a, b;
+  Corner(const Operand& x, const Operand& y, const Tensor& g) : a(as_tensor(x, g)), b(as_tensor(y, g)) {}
+  static Tensor as_tensor(const Operand& o, const Tensor& g) { return o.is_tensor() ? o.tensor() : full({}, o.scalar(), g.options()); }
+};
 
 }  // namespace
 
-Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, Attrs (*with)(Number)) {
-  HT_CHECK(a.is_tensor() || b.is_tensor(), op.name, ": expected at least one tensor, got two numbers");
-  for (auto* o : {&a, &b}) HT_CHECK(!o->is_tensor() || o->tensor().defined(), op.name, ": a tensor is undefined");
-  DType t = meeting_dtype(types, a, b);
-  if (!a.is_tensor() || !b.is_tensor()) check_fits(op, a.is_tensor() ? b.scalar() : a.scalar(), t);
-  if (!a.is_tensor()) return call(op, {cast(b.tensor(), t)}, with({a.scalar(), Number::At::left}));
-  if (!b.is_tensor()) return call(op, {cast(a.tensor(), t)}, with({b.scalar(), Number::At::right}));
-
-  Tensor x = cast(a.tensor(), t), y = cast(b.tensor(), t);
-  if (x.device() != y.device()) {
-    if (is_host_scalar(x)) x = x.to(y.device());
-    else if (is_host_scalar(y)) y = y.to(x.device());
-  }
-  if (x.shape() != y.shape()) {
-    Shape s = broadcast(op.name, x.shape(), y.shape());
-    x = expand(x, s);
-    y = expand(y, s);
-  }
-  Tensors in;
-  in.push_back(std::move(x));
-  in.push_back(std::move(y));
-  return call(op, std::move(in), with({}));
+Tensor Pow::da(const Operand& a, const Operand& b, const Tensor&, const Tensor& g) {
+  Corner c(a, b, g);
+  Tensor both_zero = logical_and(eq(c.a, 0), eq(c.b, 0));
+  return g * (c.b * pow(c.a, where(both_zero, 0, c.b - 1)));
+}
+Tensor Pow::db(const Operand& a, const Operand& b, const Tensor& y, const Tensor& g) {
+  Corner c(a, b, g);
+  Tensor flat = logical_and(eq(c.a, 0), ge(c.b, 0));
+  return g * (y * log(where(flat, 1, c.a)));
 }
 
 }  // namespace binary

@@ -1,14 +1,15 @@
 // cast, clone, copy, fill, transfer between devices, where; and the functions that make tensors.
 #include "halftone/ops/copy.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "halftone/core/backend.h"
 #include "halftone/ops/all.h"
-#include "halftone/ops/binary.h"
 #include "halftone/ops/iterate.h"
 #include "halftone/ops/shape.h"
+#include "halftone/ops/ternary.h"
 
 namespace halftone {
 namespace {
@@ -46,17 +47,22 @@ void run_transfer(const Call& c, std::span<Tensor> out) {
   backend(plug_in).copy(y.raw_data(), y.device(), x.raw_data(), x.device(), bytes);
 }
 
-template <class T> void select_rows(const Call& c, const Tensor& out) {
-  const bool* condition = c.in[0].data<bool>();
-  const T *a = c.in[1].data<T>(), *b = c.in[2].data<T>();
-  T* y = out.data<T>();
-  Rows<4>(out.shape(), {out.strides(), c.in[0].strides(), c.in[1].strides(), c.in[2].strides()}).run([&](auto at, auto step, int64_t n) {
-    for (int64_t i = 0; i < n; ++i)
-      y[at[0] + i * step[0]] = condition[at[1] + i * step[1]] ? a[at[2] + i * step[2]] : b[at[3] + i * step[3]];
+// A number is read as one element again and again.
+void run_where(const Call& call, std::span<Tensor> out) {
+  auto attrs = call.as<WhereAttrs>();
+  const Tensor& condition = call.in[0];
+  const Tensor *a = attrs.a_is_number ? nullptr : &call.in[1], *b = attrs.b_is_number ? nullptr : &call.in[call.in.size() - 1];
+  Strides still = Strides::filled(condition.rank(), 0);
+  visit(out[0].dtype(), [&]<class T>(Type<T>) {
+    const bool* c = condition.data<bool>();
+    T a_number = attrs.a.to<T>(), b_number = attrs.b.to<T>(), *y = out[0].data<T>();
+    const T *pa = a ? a->data<T>() : &a_number, *pb = b ? b->data<T>() : &b_number;
+    Rows<4>(out[0].shape(), {out[0].strides(), condition.strides(), a ? a->strides() : still, b ? b->strides() : still})
+        .run([&](auto at, auto step, int64_t n) {
+          for (int64_t i = 0; i < n; ++i)
+            y[at[0] + i * step[0]] = c[at[1] + i * step[1]] ? pa[at[2] + i * step[2]] : pb[at[3] + i * step[3]];
+        });
   });
-}
-void run_where(const Call& c, std::span<Tensor> out) {
-  visit(c.in[1].dtype(), [&]<class T>(Type<T>) { select_rows<T>(c, out[0]); });
 }
 
 std::vector<Sample> shapes_with(Attrs attrs) {
@@ -119,20 +125,29 @@ constinit OpDef transfer = {
 constinit OpDef where = {
     .name = "where", .doc = "elements of the second tensor where the first is true, of the third elsewhere", .cast = Cast::widest,
     .infer = [](const Call& c) -> Metas {
-      const Meta &condition = c.in[0].meta(), &a = c.in[1].meta(), &b = c.in[2].meta();
+      const Meta& condition = c.in[0].meta();
       HT_CHECK(condition.dtype == DType::b8, "where: expected a bool condition, got ", condition.dtype);
+      const Meta &a = c.in[1].meta(), &b = c.in[c.in.size() - 1].meta();
       HT_CHECK(condition.shape == a.shape && a.shape == b.shape && a.dtype == b.dtype, "where: expected equal shapes and dtypes, got ",
                condition, ", ", a, " and ", b);
       return {Meta(a.shape, a.dtype, a.device)};
     },
     .saves = {.in = 1, .out = 0},
     .backward = [](const Rule& r) -> Tensors {
-      return {{}, r.needs(1) ? halftone::where(r.in(), r.grad(), 0) : Tensor(), r.needs(2) ? halftone::where(r.in(), 0, r.grad()) : Tensor()};
+      auto attrs = r.as<WhereAttrs>();
+      Tensors grads{Tensor()};
+      if (!attrs.a_is_number) grads.push_back(r.needs(1) ? halftone::where(r.in(), r.grad(), 0) : Tensor());
+      if (!attrs.b_is_number) grads.push_back(r.needs(r.size() - 1) ? halftone::where(r.in(), 0, r.grad()) : Tensor());
+      return grads;
     },
     .samples = [] {
       std::vector<Sample> all;
-      for (auto& s : elementwise::sample_shapes)
-        all.push_back({{{.shape = s, .low = 0, .high = 2, .dtype = DType::b8}, {.shape = s}, {.shape = s}}, {}});
+      auto condition = [](const Shape& s) { return SampleInput{.shape = s, .low = 0, .high = 2, .dtype = DType::b8}; };
+      for (auto& s : elementwise::sample_shapes) all.push_back({{condition(s), {.shape = s}, {.shape = s}}, {}});
+      for (auto& s : {Shape{33}, Shape{2, 5}}) {
+        all.push_back({{condition(s), {.shape = s}}, Attrs::of(WhereAttrs{{}, 1, false, true})});
+        all.push_back({{condition(s), {.shape = s}}, Attrs::of(WhereAttrs{1, {}, true, false})});
+      }
       return all;
     },
     .kernel = {run_where}};
@@ -151,17 +166,18 @@ Tensor cast(const Tensor& x, DType dtype) {
 
 Tensor where(const Tensor& condition, const Operand& a, const Operand& b) {
   HT_CHECK(a.is_tensor() || b.is_tensor(), "where: expected at least one tensor to choose from, got two numbers");
-  const Tensor& some = a.is_tensor() ? a.tensor() : b.tensor();
-  DType t = a.is_tensor() && b.is_tensor() ? promote(a.tensor().dtype(), b.tensor().dtype()) : some.dtype();
-  if ((!a.is_tensor() && !a.scalar().integral()) || (!b.is_tensor() && !b.scalar().integral())) t = is_floating(t) ? t : DType::f32;
-  auto dense = [&](const Operand& o) {
-    if (!o.is_tensor()) return full({}, o.scalar(), {.dtype = t, .device = some.device()});
-    Tensor x = cast(o.tensor(), t);
-    return x.rank() == 0 ? x.to(condition.device()) : x;
-  };
-  Tensor x = dense(a), y = dense(b);
-  Shape s = broadcast("where", condition.shape(), broadcast("where", x.shape(), y.shape()));
-  return call(op::where, {expand(condition, s), expand(x, s), expand(y, s)});
+  HT_CHECK(condition.defined(), "where: the condition is undefined");
+  DType t = elementwise::meeting_dtype(op::where, all_types, {&a, &b});
+  Tensors in{condition};
+  for (auto* o : {&a, &b}) if (o->is_tensor()) in.push_back(cast(o->tensor(), t));
+  elementwise::align(op::where, in);
+  return call(op::where, std::move(in), Attrs::of(WhereAttrs{a.scalar(), b.scalar(), !a.is_tensor(), !b.is_tensor()}));
+}
+
+Tensor masked_fill(const Tensor& x, const Tensor& mask, const Operand& value) {
+  HT_CHECK(x.defined() && mask.defined(), "masked_fill: a tensor is undefined");
+  HT_CHECK(mask.dtype() == DType::b8, "masked_fill: expected a bool mask, got ", mask.dtype());
+  return where(mask, value, x).to(x.dtype());
 }
 
 // ---- making tensors
@@ -246,10 +262,42 @@ Tensor& Tensor::fill_(Scalar value) {
   call_all(op::fill, {*this}, Attrs::of(value));
   return *this;
 }
-Tensor& Tensor::add_(const Tensor& other, double alpha) { return copy_(*this + (alpha == 1 ? other : other * alpha)); }
-Tensor& Tensor::add_(double value) { return copy_(*this + value); }
-Tensor& Tensor::mul_(const Tensor& other) { return copy_(*this * other); }
-Tensor& Tensor::mul_(double value) { return copy_(*this * value); }
-Tensor& Tensor::lerp_(const Tensor& other, double weight) { return copy_(*this + (other - *this) * weight); }
+
+namespace {
+
+// x = op(x, ...), written straight into x where dtypes, shapes and memory allow it; otherwise by way of the operator's own
+// result, which copy_ writes or refuses.
+Tensor& update(Tensor& x, const OpDef& op, DTypes types, std::initializer_list<const Operand*> operands, const Attrs& attrs) {
+  bool tracked = false, repeats = false;
+  for (auto* o : operands) tracked |= o->is_tensor() && o->tensor().requires_grad();
+  Tensors in = elementwise::meet(op, types, operands);
+  for (size_t d = 0; d < x.shape().size(); ++d) repeats |= x.strides()[d] == 0 && x.shape()[d] > 1;
+  auto fits = [&](const Tensor& t) {
+    bool apart = t.storage() != x.storage() || (t.strides() == x.strides() && t.meta().offset == x.meta().offset);
+    return apart && t.dtype() == x.dtype() && t.shape() == x.shape() && t.device() == x.device();
+  };
+  if ((tracked && thread_state().on(Layer::autograd)) || repeats || !std::all_of(in.begin(), in.end(), fits)) return x.copy_(call(op, in, attrs));
+  call_into(op, in, attrs, x);
+  return x;
+}
+template <class Op> Tensor& update(Tensor& x, const Operand& other) {
+  Operand self(x);
+  auto n = other.is_tensor() ? binary::Number{} : binary::Number{other.scalar(), binary::Number::At::right};
+  return update(x, binary::def<Op>, elementwise::types_of<Op>(), {&self, &other}, binary::attrs_with<Op>(n));
+}
+template <class Op> Tensor& update(Tensor& x, const Operand& b, const Operand& c, const Op& op) {
+  Operand self(x);
+  return update(x, ternary::def<Op>, elementwise::types_of<Op>(), {&self, &b, &c}, Attrs::of(ternary::Given<Op>{op, ternary::numbers_of(b, c)}));
+}
+
+}  // namespace
+
+Tensor& Tensor::add_(const Tensor& other, double alpha) {
+  return alpha == 1 ? update<binary::Add>(*this, other) : update(*this, other, 1, ternary::Addcmul{alpha});
+}
+Tensor& Tensor::add_(double value) { return update<binary::Add>(*this, value); }
+Tensor& Tensor::mul_(const Tensor& other) { return update<binary::Mul>(*this, other); }
+Tensor& Tensor::mul_(double value) { return update<binary::Mul>(*this, value); }
+Tensor& Tensor::lerp_(const Tensor& other, double weight) { return update(*this, other, weight, ternary::Lerp{}); }
 
 }  // namespace halftone

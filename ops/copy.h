@@ -48,6 +48,9 @@ template <Number T> Tensor tensor(std::initializer_list<std::initializer_list<T>
 // Borrows `data` (contiguous, of dtype o.dtype or f32, on o.device); `release(data)` runs when the last view goes.
 HT_API Tensor from_blob(void* data, const Shape& shape, std::function<void(void*)> release = {}, const TensorOptions& o = {});
 
+// How where is parametrised inside: which branches are numbers, so that they are no inputs.
+struct WhereAttrs { Scalar a, b; bool a_is_number = false, b_is_number = false; };
+
 // ---- conversions
 // x in another dtype, rounded to nearest even; x itself when it has that dtype. Differentiable.
 HT_API Tensor cast(const Tensor& x, DType dtype);

@@ -5,7 +5,7 @@
 //
 //   unary     y = f(x)        df(x, y, g): the gradient of x
 //   binary    y = f(a, b)     da(a, b, y, g) and db(a, b, y, g); a or b may be a number
-//   ternary   y = f(a, b, c)  da, db, dc(a, b, c, y, g)
+//   ternary   y = f(a, b, c)  da, db, dc(a, b, c, y, g); b and c may be numbers
 //
 // f computes in float for 16-bit dtypes. When f returns bool, y is a bool tensor and has no gradient.
 #include <array>
@@ -54,6 +54,12 @@ inline constexpr std::array<Shape, 9> sample_shapes = {Shape{}, Shape{1}, Shape{
                                                        Shape{2, 3, 4}, Shape{3, 1, 70}};
 
 HT_API Metas infer_same(const Call& c, DTypes allowed, bool boolean);
+// The dtype in which operands meet, by the table in binary.h, or f32 where the operator does not take that one.
+HT_API DType meeting_dtype(const OpDef& op, DTypes allowed, std::initializer_list<const Operand*> operands);
+// One device for all (0-d CPU tensors move) and one shape (by broadcasting).
+HT_API void align(const OpDef& op, Tensors& tensors);
+// Both: the operands that are tensors, as an operator of equal shapes and dtypes takes them.
+HT_API Tensors meet(const OpDef& op, DTypes allowed, std::initializer_list<const Operand*> operands);
 
 }  // namespace elementwise
 
@@ -117,7 +123,6 @@ template <class Op> constexpr bool gives_bool() {
 }
 HT_API Metas infer(const Call& c, DTypes allowed, bool boolean);
 HT_API std::vector<Sample> samples(double low, double high, bool differentiable_b, Attrs (*with)(Number));
-// Promotes, moves 0-d CPU tensors, and broadcasts: then the operator sees equal shapes and dtypes.
 HT_API Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, Attrs (*with)(Number));
 
 template <class Op> Attrs attrs_with(Number n) { return Attrs::of(Given<Op>{{}, n}); }
@@ -150,5 +155,60 @@ template <class Op> Tensor apply(const Operand& a, const Operand& b) {
 }
 
 }  // namespace binary
+
+namespace ternary {
+
+// Which of b and c are numbers (bit 1 and bit 2), and their values; the tensors follow each other as inputs.
+struct Numbers {
+  uint8_t at = 0;
+  Scalar value[3] = {};
+  bool has(size_t i) const { return at >> i & 1u; }
+};
+template <class Op> struct Given { Op op; Numbers numbers; };
+
+// The operands of a recorded call, as a derivative sees them, and where each is among the inputs.
+struct HT_API Operands {
+  Tensor tensor[3];
+  Numbers numbers;
+  std::optional<size_t> input[3];
+  Operands(const Rule& r, const Numbers& n, Saves s);
+  Operand operator[](size_t i) const { return numbers.has(i) ? Operand(numbers.value[i]) : Operand(tensor[i]); }
+};
+
+HT_API Metas infer(const Call& c, DTypes allowed);
+HT_API std::vector<Sample> samples(double low, double high, Attrs (*with)(const Numbers&));
+HT_API Numbers numbers_of(const Operand& b, const Operand& c);
+
+template <class Op> constexpr OpDef describe() {
+  using namespace elementwise;
+  OpDef d{.name = Op::name, .doc = Op::doc};
+  d.cast = cast_of<Op>();
+  d.saves = saves_of<Op>();
+  d.infer = [](const Call& c) { return infer(c, types_of<Op>()); };
+  d.backward = [](const Rule& r) -> Tensors {
+    auto [op, numbers] = r.as<Given<Op>>();
+    constexpr Saves s = saves_of<Op>();
+    Operands x(r, numbers, s);
+    Tensor y = s.out & 1u ? r.out() : Tensor();
+    auto wanted = [&](size_t i) { return x.input[i] && r.needs(*x.input[i]); };
+    Tensors grads;
+    grads.push_back(wanted(0) ? op.da(x[0], x[1], x[2], y, r.grad()) : Tensor());
+    if (x.input[1]) grads.push_back(wanted(1) ? op.db(x[0], x[1], x[2], y, r.grad()) : Tensor());
+    if (x.input[2]) grads.push_back(wanted(2) ? op.dc(x[0], x[1], x[2], y, r.grad()) : Tensor());
+    return grads;
+  };
+  for (auto& t : d.dtypes) t = types_of<Op>();
+  d.samples = [] {
+    return samples(low_of<Op>(), high_of<Op>(), [](const Numbers& n) { return Attrs::of(Given<Op>{example_of<Op>(), n}); });
+  };
+  return d;
+}
+template <class Op> HT_API inline constinit OpDef def = describe<Op>();
+template <class Op> Tensor apply(const Tensor& a, const Operand& b, const Operand& c, const Op& op = {}) {
+  Operand first(a);
+  return call(def<Op>, elementwise::meet(def<Op>, elementwise::types_of<Op>(), {&first, &b, &c}), Attrs::of(Given<Op>{op, numbers_of(b, c)}));
+}
+
+}  // namespace ternary
 
 }  // namespace halftone

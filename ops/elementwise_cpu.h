@@ -1,7 +1,7 @@
 #pragma once
 // The CPU loops of the elementwise families, and the macro by which a program adds an operator of its own.
-#include "halftone/ops/binary.h"
 #include "halftone/ops/iterate.h"
+#include "halftone/ops/ternary.h"
 
 namespace halftone {
 
@@ -50,6 +50,31 @@ template <class Op> void run_cpu(const Call& c, std::span<Tensor> out) {
 }
 
 }  // namespace binary
+
+namespace ternary {
+
+// A number's place is taken by a, read as one element again and again, whose value is not used.
+template <class Op> void run_cpu(const Call& call, std::span<Tensor> out) {
+  auto [op, numbers] = call.as<Given<Op>>();
+  visit<elementwise::types_of<Op>()>(call.in[0].dtype(), [&]<class T>(Type<T>) {
+    using C = compute_t<T>;
+    const Tensor& a = call.in[0];
+    bool b_is_number = numbers.has(1), c_is_number = numbers.has(2);
+    const Tensor &b = b_is_number ? a : call.in[1], &c = c_is_number ? a : call.in[b_is_number ? 1 : 2];
+    C b_number = numbers.value[1].template to<C>(), c_number = numbers.value[2].template to<C>();
+    const Strides still = Strides::filled(a.rank(), 0);
+    T* y = out[0].data<T>();
+    const T *pa = a.data<T>(), *pb = b.data<T>(), *pc = c.data<T>();
+    Rows<4>(a.shape(), {out[0].strides(), a.strides(), b_is_number ? still : b.strides(), c_is_number ? still : c.strides()})
+        .run([&](auto at, auto step, int64_t n) {
+          for (int64_t i = 0; i < n; ++i)
+            y[at[0] + i * step[0]] = T(op.f(C(pa[at[1] + i * step[1]]), b_is_number ? b_number : C(pb[at[2] + i * step[2]]),
+                                            c_is_number ? c_number : C(pc[at[3] + i * step[3]])));
+        });
+  });
+}
+
+}  // namespace ternary
 }  // namespace halftone
 
 // At namespace scope, in a source file or a header: the function, its tape and autocast entry, and its CPU kernel. A .cu file

@@ -34,8 +34,8 @@ template <size_t N> struct Rows {
     for (auto& k : strides) k.push_back(0);
   }
 
-  // row(offsets, steps, n): n elements of each operand from offsets[k], steps[k] apart.
-  template <class F> void run(F&& row) const {
+  // row(offsets, steps, n): n elements of each operand from offsets[k], steps[k] apart. An element stands for `work` of them.
+  template <class F> void run(F&& row, int64_t work = 1) const {
     size_t last = shape.size() - 1;
     int64_t inner = shape[last], rows = 1;
     for (size_t d = 0; d < last; ++d) rows *= shape[d];
@@ -43,14 +43,14 @@ template <size_t N> struct Rows {
     std::array<int64_t, N> steps;
     for (size_t k = 0; k < N; ++k) steps[k] = strides[k][last];
     if (rows == 1) {
-      parallel_for(inner, parallel_grain, [&](int64_t begin, int64_t end) {
+      parallel_for(inner, std::max<int64_t>(1, parallel_grain / work), [&](int64_t begin, int64_t end) {
         std::array<int64_t, N> at;
         for (size_t k = 0; k < N; ++k) at[k] = begin * steps[k];
         row(at, steps, end - begin);
       });
       return;
     }
-    int64_t grain = std::max<int64_t>(1, parallel_grain / std::max<int64_t>(inner, 1));
+    int64_t grain = std::max<int64_t>(1, parallel_grain / work / inner);
     parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
       Shape index = Shape::filled(shape.rank(), 0);
       std::array<int64_t, N> at{};
@@ -72,6 +72,27 @@ template <size_t N> struct Rows {
     });
   }
 };
+
+// Runs f(offset in each tensor, step in each, n) for every line along dim, of n elements. All tensors have one shape, but for
+// their sizes along dim: the first one's counts. A 0-d tensor is one line of one element.
+template <size_t N, class F> void lines(const std::array<const Tensor*, N>& t, int dim, F f) {
+  if (t[0]->rank() == 0) return f(std::array<int64_t, N>{}, std::array<int64_t, N>{}, int64_t{1});
+  auto d = static_cast<size_t>(dim);
+  Shape rest = t[0]->shape();
+  int64_t n = rest[d];
+  rest[d] = 1;
+  std::array<int64_t, N> along;
+  for (size_t k = 0; k < N; ++k) along[k] = t[k]->strides()[d];
+  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(rest, {t[K]->strides()...}); }(std::make_index_sequence<N>());
+  rows.run(
+      [&](auto at, auto step, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          f(at, along, n);
+          for (size_t k = 0; k < N; ++k) at[k] += step[k];
+        }
+      },
+      std::max<int64_t>(n, 1));
+}
 
 // y = f(x) over a row; unit steps get their own loop so that the compiler can use vectors.
 template <class X, class Y, class F> void map_row(const X* x, int64_t dx, Y* y, int64_t dy, int64_t n, F f) {

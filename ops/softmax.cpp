@@ -11,27 +11,6 @@
 namespace halftone {
 namespace {
 
-// Runs f(offset in each tensor, step in each, n) for every line along dim. All tensors have one shape.
-template <size_t N, class F> void lines(const std::array<const Tensor*, N>& t, int dim, F f) {
-  if (t[0]->rank() == 0) {
-    f(std::array<int64_t, N>{}, std::array<int64_t, N>{}, int64_t{1});
-    return;
-  }
-  auto d = static_cast<size_t>(dim);
-  Shape rest = t[0]->shape();
-  int64_t n = rest[d];
-  rest[d] = 1;
-  std::array<int64_t, N> along;
-  for (size_t k = 0; k < N; ++k) along[k] = t[k]->strides()[d];
-  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(rest, {t[K]->strides()...}); }(std::make_index_sequence<N>());
-  rows.run([&](auto at, auto step, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      f(at, along, n);
-      for (size_t k = 0; k < N; ++k) at[k] += step[k];
-    }
-  });
-}
-
 template <class T> using line_t = std::conditional_t<std::same_as<T, double>, double, float>;
 
 template <bool logarithm> void run(const Call& c, std::span<Tensor> out) {

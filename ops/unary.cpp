@@ -24,5 +24,11 @@ HT_UNARY_OPS(HT_DEFINE)
 #undef HT_DEFINE
 Tensor pow(const Tensor& x, double exponent) { return unary::apply(x, unary::Power{exponent}); }
 Tensor leaky_relu(const Tensor& x, double negative_slope) { return unary::apply(x, unary::LeakyRelu{negative_slope}); }
+Tensor elu(const Tensor& x, double alpha) { return unary::apply(x, unary::Elu{alpha}); }
+Tensor softplus(const Tensor& x, double beta, double threshold) {
+  HT_CHECK(beta > 0, "softplus: expected beta above 0, got ", beta);
+  return unary::apply(x, unary::Softplus{beta, threshold});
+}
+Tensor gelu(const Tensor& x, Approximate form) { return form == Approximate::tanh ? gelu_tanh(x) : gelu(x); }
 
 }  // namespace halftone

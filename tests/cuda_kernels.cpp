@@ -133,16 +133,18 @@ const std::set<std::string_view> exact = {
     "flip", "roll", "tril", "triu", "one_hot", "gather", "scatter", "index_select", "embedding", "nonzero", "neg", "abs",
     "sign", "square", "sqrt", "rsqrt", "reciprocal", "relu", "step", "leaky_relu", "isnan", "isinf", "isfinite",
     "logical_not", "add", "sub", "mul", "div", "maximum", "minimum", "relu_grad", "eq", "ne", "lt", "le", "gt",
-    "ge", "logical_and", "logical_or", "amax", "amin", "argmax", "argmin", "uniform", "integers", "draw_key", "dropout",
+    "ge", "logical_and", "logical_or", "logical_xor", "floor", "ceil", "round", "fmod", "clamp", "all", "any", "sort",
+    "topk", "take_along", "put_along", "amax", "amin", "argmax", "argmin", "uniform", "integers", "draw_key", "dropout",
     "bernoulli", "multinomial", "unscale", "check_finite",
     "scale_all", "scaler_update", "max_pool", "max_pool_gather", "unfold"};
 // Operators that add up: an error for each element.
 const std::set<std::string_view> sums = {
-    "sum", "mean", "var", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-    "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad",
-    "total_norm", "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight",
-    "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
+    "sum", "mean", "var", "std", "norm", "prod", "logsumexp", "cumsum", "cumprod", "recurrence", "softmax",
+    "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "nll_loss",
+    "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error", "attention",
+    "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
+    "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
+    "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
     "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
 
 bool is_optimizer(std::string_view op) {
@@ -155,7 +157,8 @@ Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (exact.contains(op)) return {};
   if (op == "normal" && dtype != DType::f64) return {};
   // Values around 2 whose difference may be small: devices fuse multiply-adds, the CPU does not.
-  if (is_optimizer(op)) return {.ulps = 8, .absolute = 8 * epsilon(dtype == DType::f64 ? dtype : DType::f32)};
+  if (is_optimizer(op) || op == "lerp" || op == "addcmul" || op == "addcdiv")
+    return {.ulps = 8, .absolute = 8 * epsilon(dtype == DType::f64 ? dtype : DType::f32)};
   if (!sums.contains(op)) return {.ulps = 8};
   return {.ulps = 4, .absolute = 4 * epsilon(dtype == DType::f64 ? dtype : DType::f32) * static_cast<double>(elements)};
 }

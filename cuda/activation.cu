@@ -1,0 +1,11 @@
+// Activations and unary operators with parameters on CUDA.
+#include "halftone/cuda/all.h"
+#include "halftone/cuda/elementwise.cuh"
+
+namespace halftone::cuda {
+
+void fill_cuda_activation() {
+  elementwise::each(unary::Activations{}, []<class Op>(Type<Op>) { fill<run_unary<Op>>(unary::def<Op>); });
+}
+
+}  // namespace halftone::cuda
