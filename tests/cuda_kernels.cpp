@@ -9,6 +9,7 @@
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/backend.h"
 #include "halftone/ops/ops.h"
+#include "halftone/ops/optimizers.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/scoreboard.h"
 
