@@ -59,11 +59,11 @@ struct Composed {
   }
 };
 
-// The gradients of q, k, v and mask where need(i).
-template <class F> Tensors composed_gradients(const Inputs& in, const AttentionAttrs& a, const Tensor& g, F need) {
+// The gradients of q, k, v and mask where need(i); with the log-sum-exps of scores, weights take no softmax.
+template <class F> Tensors composed_gradients(const Inputs& in, const AttentionAttrs& a, const Tensor& g, const Tensor& lse, F need) {
   Composed c(in, a);
   DType t = in.q.dtype();
-  Tensor p = c.weights(), grads = c.grouped(g.to(t));
+  Tensor p = lse.defined() ? c.seen(exp(c.scores - unsqueeze(lse, 3))) : c.weights(), grads = c.grouped(g.to(t));
   Tensors result(4);
   if (need(2)) result[2] = matmul(c.grouped(c.dropped(p).to(t)).t(), grads);
   if (!need(0) && !need(1) && !need(3)) return result;
@@ -94,7 +94,7 @@ void run_composed(const Call& c, std::span<Tensor> out) {
 // in: q, k, v, gradient, log-sum-exp, mask, key.
 void run_composed_grad(const Call& c, std::span<Tensor> out) {
   Inputs in = inputs_of(c, 5);
-  Tensors grads = composed_gradients(in, c.as<AttentionAttrs>(), c.in[3], [&](size_t i) { return i < out.size(); });
+  Tensors grads = composed_gradients(in, c.as<AttentionAttrs>(), c.in[3], c.in[4], [&](size_t i) { return i < out.size(); });
   for (size_t i = 0; i < out.size(); ++i) call_all(op::copy, {out[i], grads[i]});
 }
 
@@ -336,7 +336,7 @@ constinit OpDef attention = {
     .saves = {.in = 31, .out = 2},
     .backward = [](const Rule& r) -> Tensors {
       Inputs in{r.in(0), r.in(1), r.in(2), r.size() > 3 ? r.in(3) : Tensor(), r.size() > 4 ? r.in(4) : Tensor()};
-      Tensors grads = composed_gradients(in, r.as<AttentionAttrs>(), r.grad(), [&](size_t i) { return i < r.size() && r.needs(i); });
+      Tensors grads = composed_gradients(in, r.as<AttentionAttrs>(), r.grad(), {}, [&](size_t i) { return i < r.size() && r.needs(i); });
       grads.resize(r.size());
       return grads;
     },

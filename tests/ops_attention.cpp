@@ -1,7 +1,5 @@
 // Attention against loops written from its formula, what masks hide, grouped heads, dropout, autocast, error texts.
-#include "halftone/halftone.h"
-#include "halftone/tests/catch.h"
-#include "halftone/tests/scoreboard.h"
+#include "halftone/tests/operators.h"
 
 using namespace halftone;
 
@@ -73,6 +71,34 @@ TEST_CASE("attention is its formula") {
       CHECK(farthest(scaled_dot_product_attention(q, k, v, mask), by_loops(q, k, v, scale, chosen)) <= unit);
       tests::count("oracle_combinations", 4);
     }
+}
+
+TEST_CASE("the kernels in public operators, which other devices run, agree with those in blocks") {
+  for (const OpDef* op : {find_op("attention"), find_op("attention_grad")}) {
+    OpDef composed = *op;
+    composed.kernel[0] = composed.kernel[1];
+    std::vector<Sample> samples = op->samples();
+    for (size_t k = 0; k < samples.size(); ++k)
+      for (DType t : {DType::f64, DType::f32, DType::f16}) {
+        const Sample& s = samples[k];
+        Tensors in = tests::make_inputs(s, t), expected, got;
+        {
+          LayerScope kernel_only(uint8_t{0});
+          Call a{.op = op, .in = in, .attrs = s.attrs, .out = {}, .recording = true};
+          Call b{.op = &composed, .in = in, .attrs = s.attrs, .out = {}, .recording = true};
+          expected = dispatch(a);
+          got = dispatch(b);
+        }
+        INFO(tests::describe(*op, s, k) << ", " << str(t));
+        REQUIRE(got.size() == expected.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+          auto v = values(expected[i]);
+          double largest = 1;
+          for (double x : v) largest = std::max(largest, std::abs(x));
+          CHECK(farthest(got[i], expected[i]) <= largest * (t == DType::f64 ? 1e-12 : t == DType::f32 ? 1e-5 : 4e-3));
+        }
+      }
+  }
 }
 
 TEST_CASE("a query that sees nothing has the result 0 and leaves no NaN in gradients") {
