@@ -192,7 +192,7 @@ TEST_CASE("eight threads train models of their own under autocast, each as it wo
 
 TEST_CASE("training in f32 and scaled training in f32 give the same bits, for scales that are powers of two") {
   on_devices([](Device d) {
-    for (int kind = 0; kind < kinds; ++kind)
+    for (int kind = 0; kind < all_kinds; ++kind)
       for (uint64_t seed = 1; seed <= 3; ++seed) {
         auto run = [&](double scale, int64_t growth, bool clip) {
           Net net(d, seed);
@@ -222,7 +222,7 @@ TEST_CASE("training in f32 and scaled training in f32 give the same bits, for sc
 
 TEST_CASE("no step waits for the device: any optimizer, unscaled, clipped or neither") {
   everywhere([](Device d, DType t) {
-    for (int kind = 0; kind < kinds; ++kind)
+    for (int kind = 0; kind < all_kinds; ++kind)
       for (int how = 0; how < 3; ++how) {
         Net net(d);
         auto opt = make(kind, net.parameters());

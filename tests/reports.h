@@ -84,14 +84,21 @@ struct Single {
   }
 };
 
-// One of each kind of optimizer; lr in powers of two.
+// One of each kind of optimizer; lr in powers of two. The first `kinds` of them stand for all where time is dear.
 using Made = std::unique_ptr<optim::Optimizer>;
-constexpr int kinds = 4;
+constexpr int kinds = 4, all_kinds = 11;
 inline Made make(int kind, const std::vector<Tensor>& p) {
   if (kind == 0) return std::make_unique<optim::SGD>(p, optim::SGDOptions{.lr = 0.125});
   if (kind == 1) return std::make_unique<optim::SGD>(p, optim::SGDOptions{.lr = 0.125, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true});
   if (kind == 2) return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.03125});
-  return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.03125});
+  if (kind == 3) return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.03125});
+  if (kind == 4) return std::make_unique<optim::Adamax>(p, optim::AdamaxOptions{.lr = 0.03125});
+  if (kind == 5) return std::make_unique<optim::NAdam>(p, optim::NAdamOptions{.lr = 0.03125});
+  if (kind == 6) return std::make_unique<optim::RAdam>(p, optim::RAdamOptions{.lr = 0.03125});
+  if (kind == 7) return std::make_unique<optim::Lion>(p, optim::LionOptions{.lr = 0.00390625});
+  if (kind == 8) return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions{.lr = 0.03125});
+  if (kind == 9) return std::make_unique<optim::Adadelta>(p, optim::AdadeltaOptions{.lr = 1});
+  return std::make_unique<optim::RMSprop>(p, optim::RMSpropOptions{.lr = 0.0078125, .momentum = 0.9, .centered = true});
 }
 // Copies of everything that a step may change: parameters, their gradients, and the optimizer's state, counts and rates included.
 inline std::vector<Tensor> everything(const optim::Optimizer& opt) {

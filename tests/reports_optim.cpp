@@ -13,7 +13,7 @@ using State = amp::StepOutcome::State;
 TEST_CASE("report_21: small numbers of an optimizer are kept in f32: eps, squares, moments") {
   tests::report("optax#1754");
   everywhere([](Device d, DType t) {
-    for (int kind = 0; kind < kinds; ++kind)
+    for (int kind = 0; kind < all_kinds; ++kind)
       for (int masters = 0; masters < 2; ++masters)
         for (int64_t n : {1, 33, 257}) {
           INFO("kind " << kind << ", masters " << masters << ", " << n);
@@ -140,7 +140,7 @@ TEST_CASE("report_47: the scale changes in place, so that a captured step sees i
 TEST_CASE("report_48: a captured step follows learning rate and count of steps as an eager one does") {
   tests::report("burn#5779");
   everywhere([](Device d, DType t) {
-    for (int kind = 0; kind < kinds; ++kind) {
+    for (int kind = 0; kind < all_kinds; ++kind) {
       auto run = [&](bool captured) {
         Net net(d);
         auto opt = make(kind, net.parameters());
@@ -232,7 +232,7 @@ TEST_CASE("report_52: a 16-bit model with masters goes on bit for bit after load
         for (size_t i = 0; i < p.size(); ++i) p[i].copy_(from[i]);
       }
     };
-    for (int kind = 0; kind < kinds; ++kind) {
+    for (int kind = 0; kind < all_kinds; ++kind) {
       Run a(d, t, kind, 1);
       for (uint64_t i = 0; i < 3; ++i) a.step(i);
       auto model = weights(a.net.parameters());
