@@ -42,8 +42,9 @@ std::vector<Sample> samples(size_t states, bool memory, std::span<const Attrs> s
       constexpr int n = 2;
       for (size_t k = 0; k < 3 + states; ++k)
         for (int i = 0; i < n; ++i)
-          s.in.push_back({.shape = i == 0 ? shape : Shape{3}, .low = k < 2 ? -2.0 : 0.5, .high = 2, .differentiable = false, .present = k < 2 + states,
-                          .wide = k >= 2});
+          // A third state is an average beside one of squares: small enough for a variance.
+          s.in.push_back({.shape = i == 0 ? shape : Shape{3}, .low = k < 2 ? -2.0 : k == 4 ? 0.0 : 0.5, .high = k == 4 ? 0.3 : 2.0, .differentiable = false,
+                          .present = k < 2 + states, .wide = k >= 2});
       s.attrs = a;
       all.push_back(s);
     }
