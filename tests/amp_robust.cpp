@@ -184,7 +184,11 @@ TEST_CASE("eight threads train models of their own under autocast, each as it wo
     constexpr size_t n = 8;
     std::vector<std::vector<Tensor>> together(n);
     std::vector<std::thread> threads;
-    for (size_t k = 0; k < n; ++k) threads.emplace_back([&, k] { together[k] = train(k); });
+    for (size_t k = 0; k < n; ++k)
+      threads.emplace_back([&, k] {
+        thread_state().generator = std::make_shared<Generator>(k);  // else all draw from the process's
+        together[k] = train(k);
+      });
     for (auto& thread : threads) thread.join();
     for (size_t k = 0; k < n; ++k) CHECK(same_bits(together[k], train(k)));
   });

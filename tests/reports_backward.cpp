@@ -273,6 +273,7 @@ TEST_CASE("report_55: threads with models of their own, and with one that they s
     std::vector<std::thread> threads;
     for (uint64_t seed = 2; seed < 4; ++seed)
       threads.emplace_back([&, seed] {
+        thread_state().generator = std::make_shared<Generator>(seed);
         Net own(d, seed);
         Tensor expected = own.by_hand(x, t);
         for (int i = 0; i < rounds; ++i) {
