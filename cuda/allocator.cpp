@@ -54,7 +54,7 @@ bool Allocator::Order::operator()(const Block* a, const Block* b) const {
   return std::less<>{}(a->data, b->data);
 }
 
-Allocator::Allocator(MemorySource& source, std::string name) : source_(source), name_(std::move(name)) {
+Allocator::Allocator(MemorySource& source, std::string name, bool cached) : source_(source), name_(std::move(name)), cached_(cached) {
   pools_.push_back(std::make_unique<Pool>());
 }
 
@@ -70,7 +70,7 @@ void* Allocator::allocate(size_t bytes, void* stream, Pool* pool) {
   std::lock_guard guard(lock_);
   collect(false);
   Pool& from = pool ? *pool : *pools_.front();
-  size_t rounded = round_up(std::max<size_t>(bytes, 1), granule);
+  size_t rounded = cached_ ? round_up(std::max<size_t>(bytes, 1), granule) : std::max<size_t>(bytes, 1);
   HT_CHECK(rounded >= bytes, "out of memory: ", name_, " cannot allocate ", bytes, " bytes");
   Block* block = take_kept(rounded, stream, from);
   if (!block) {
@@ -122,7 +122,7 @@ Allocator::Block* Allocator::take(size_t bytes, void* stream, Pool& pool) {
 
 // A fresh segment as one block.
 Allocator::Block* Allocator::reserve(size_t bytes, void* stream, Pool& pool) {
-  size_t size = segment_size(bytes);
+  size_t size = cached_ ? segment_size(bytes) : bytes;
   auto block = std::make_unique<Block>(
       Block{.data = nullptr, .size = size, .stream = stream, .pool = &pool, .small = bytes <= small_limit});
   void* data = source_.allocate(size);
@@ -168,6 +168,7 @@ void Allocator::free(void* data) noexcept {
   for (void* stream : block->used_on) waiting_.push_back({stream, source_.mark(stream), block});
   block->used_on.clear();
   if (block->marks > 0) return;
+  if (!cached_) return give_back(block);
   if (block->small && !block->pool->retired) block->pool->kept[block->stream][block->size / granule].push_back(block);
   else release(block);
 }
@@ -232,7 +233,7 @@ void Allocator::collect(bool wait) noexcept {
   std::erase_if(waiting_, [&](Waiting& w) {
     if (!w.mark) w.mark = source_.mark(w.stream);
     if (!w.mark || !source_.passed(w.mark, wait)) return false;
-    if (--w.block->marks == 0) release(w.block);
+    if (--w.block->marks == 0) cached_ ? release(w.block) : give_back(w.block);
     return true;
   });
 }

@@ -41,7 +41,9 @@ class HT_API Allocator {
     int64_t driver_allocations = 0, driver_frees = 0;
   };
 
-  Allocator(MemorySource& source, std::string name);
+  // Without `cached`, every block is a segment of its exact size that goes straight back to the source: for tools that look at
+  // accesses past a block's end.
+  Allocator(MemorySource& source, std::string name, bool cached = true);
   ~Allocator();
   Allocator(const Allocator&) = delete;
 
@@ -84,6 +86,7 @@ class HT_API Allocator {
 
   MemorySource& source_;
   std::string name_;
+  bool cached_;
   mutable std::mutex lock_;
   std::vector<std::unique_ptr<Pool>> pools_;  // the first is everybody's
   std::unordered_map<const void*, Block*> blocks_;  // by address, in use or not

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 namespace halftone::cuda {
@@ -137,7 +138,9 @@ void Staging::forget(cudaStream_t stream) {
   for (auto& chunk : chunks_) if (chunk.stream == stream) chunk.stream = nullptr;
 }
 
-DeviceState::DeviceState(int i) : index(i), memory(i), allocator(memory, text::cat("cuda:", i)) {
+// HALFTONE_CUDA_NO_CACHE=1: each tensor has memory of its own, which compute-sanitizer then guards.
+DeviceState::DeviceState(int i)
+    : index(i), memory(i), allocator(memory, text::cat("cuda:", i), std::getenv("HALFTONE_CUDA_NO_CACHE") == nullptr) {
   BoundDevice bound(index);
   RelaxedCapture relaxed;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");

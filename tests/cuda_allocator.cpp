@@ -119,6 +119,17 @@ TEST_CASE("small blocks are kept for the next of their size, and joined when a l
   CHECK(b.allocator.stats().driver_allocations == 1);
 }
 
+TEST_CASE("without a cache each block is its own and goes straight back") {
+  FakeDriver driver;
+  cuda::Allocator allocator(driver, "test", false);
+  void *x = allocator.allocate(100, s1), *y = allocator.allocate(3 * mib, s1);
+  CHECK(allocator.stats().reserved == int64_t(100 + 3 * mib));
+  allocator.free(x);
+  CHECK(allocator.stats().reserved == int64_t(3 * mib));
+  allocator.free(y);
+  CHECK(driver.segments.empty());
+}
+
 TEST_CASE("free neighbours merge, and whole segments go back") {
   Bench b;
   std::vector<void*> blocks;
