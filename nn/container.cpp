@@ -22,7 +22,8 @@ template <class M> M* exactly(Module& m) { return typeid(m) == typeid(M) ? stati
 }  // namespace
 
 Tensor Sequential::fused(Module& first, Module& second, const Tensor& x) {
-  bool to_relu = exactly<ReLU>(second), to_gelu = exactly<GELU>(second);
+  auto* g = exactly<GELU>(second);
+  bool to_relu = exactly<ReLU>(second), to_gelu = g && g->form() == Approximate::none;
   if (!(to_relu || to_gelu) || first.observed() || second.observed()) return {};
   if (auto* m = exactly<Linear>(first); m && m->activation() == Activation::none)
     return to_relu ? linear_relu(x, m->weight, m->bias) : linear_gelu(x, m->weight, m->bias);
