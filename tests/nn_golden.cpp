@@ -202,8 +202,9 @@ TEST_CASE("modules are PyTorch's: names, outputs, gradients, buffers") {
     REQUIRE(y.size() == want.size());
     for (size_t i = 0; i < y.size(); ++i) check_close(y[i].detach(), want[i], 1e-11);
     loss(y).backward();
+    double tolerance = name == "activations" ? 1e-7 : 1e-9;  // PyTorch keeps some of their slopes in f32
     for (size_t i = 0; i < x.size(); ++i)
-      if (x[i].requires_grad()) check_close(x[i].grad(), golden().at(text::cat(name, "/dx", i)), 1e-9);
+      if (x[i].requires_grad()) check_close(x[i].grad(), golden().at(text::cat(name, "/dx", i)), tolerance);
     for (auto& [key, p] : c.module->named_parameters()) {
       INFO(key);
       check_close(p.grad(), golden().at(text::cat(name, "/grad/", key)), 1e-9);
@@ -242,7 +243,7 @@ TEST_CASE("modules run in 16 bits, but for what keeps f32") {
       for (auto& p : c.module->parameters()) CHECK(p.dtype() == kept);
       List y = c.call(x);
       for (auto& v : y) {
-        CHECK((v.dtype() == t || name == "activations"));
+        CHECK(v.dtype() == t);
         CHECK(finite(v));
       }
       loss(y).backward();
