@@ -34,8 +34,8 @@ class HT_API LeakyReLU : public Module {
  private:
   double negative_slope_;
 };
-// x where x > 0, else weight * x, with a weight of its own for each of `count` channels, or one for all (He et al., "Delving
-// deep into rectifiers", 2015).
+// x where x > 0, else weight * x, with a weight for each of `count` channels, or one for all (He et al., "Delving deep into
+// rectifiers", 2015).
 class HT_API PReLU : public Module {
  public:
   explicit PReLU(Size count = 1, double start = 0.25) : weight(full({count}, start)) {}
@@ -66,7 +66,7 @@ class HT_API Hardshrink : public Module {  // x outside [-limit, limit], 0 insid
  public:
   explicit Hardshrink(double limit = 0.5) : limit_(limit) {}
   HT_FIELDS()
-  Tensor forward(const Tensor& x) override { return where(gt(abs(x), limit_), x, 0); }
+  Tensor forward(const Tensor& x) override { return where(le(abs(x), limit_), 0, x); }
 
  private:
   double limit_;
@@ -84,7 +84,7 @@ class HT_API Threshold : public Module {  // x above the threshold, else a value
  public:
   explicit Threshold(double threshold = 0, double value = 0) : threshold_(threshold), value_(value) {}
   HT_FIELDS()
-  Tensor forward(const Tensor& x) override { return where(gt(x, threshold_), x, value_); }
+  Tensor forward(const Tensor& x) override { return where(le(x, threshold_), value_, x); }
 
  private:
   double threshold_, value_;

@@ -121,13 +121,14 @@ class HT_API Residual final : public Module {
   Any held_;
 };
 
-// A module that runs in one dtype whatever region surrounds it: its parameters and its argument are converted to it, and
-// autocast is off inside. It adds nothing to names.
+// A module that runs in one dtype whatever region or model surrounds it: its parameters have it and keep it, its argument is
+// converted to it, and autocast is off inside. It adds nothing to names.
 //   nn::PrecisionIsland stable{nn::Linear(128, 10), DType::f32};
 class HT_API PrecisionIsland final : public Module {
  public:
   PrecisionIsland(Any module, DType dtype);
   DType dtype() const { return dtype_; }
+  std::optional<DType> fixed_dtype() const override { return dtype_; }
   Module& module() const { return held_.get(); }
 
   using Module::forward;

@@ -54,14 +54,15 @@ void Fields::walk(const std::string& path, Module& m) {
     return;
   }
   modules.push_back({path, &m});
-  Object above = std::exchange(now_, Object{.path = path, .module = &m, .listed = {}});
+  auto dtype = m.fixed_dtype() ? m.fixed_dtype() : now_.dtype;
+  Object above = std::exchange(now_, Object{.path = path, .module = &m, .dtype = dtype, .listed = {}});
   m.ht_fields(*this);
   check_complete();
   now_ = std::move(above);
 }
 
 void Fields::add(const std::string& path, Tensor& t, Role role) {
-  if (t.defined()) tensors.push_back({path, &t, role, now_.module});
+  if (t.defined()) tensors.push_back({path, &t, role, now_.module, now_.dtype});
 }
 
 void Fields::enter(const std::type_info& type, const void* at, size_t size) {
@@ -140,7 +141,7 @@ Module& Module::to(Device device) {
 Module& Module::to(DType dtype) {
   HT_CHECK(is_floating(dtype), "Module::to: expected a floating dtype, got ", dtype);
   for (auto& f : Fields(*this).tensors) {
-    DType to = f.owner->keeps_f32() && size_of(dtype) == 2 ? DType::f32 : dtype;
+    DType to = f.dtype ? *f.dtype : f.owner->keeps_f32() && size_of(dtype) == 2 ? DType::f32 : dtype;
     if (is_floating(f.tensor->dtype()) && f.tensor->dtype() != to) convert(*f.tensor, to);
   }
   return *this;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -118,6 +119,7 @@ class HT_API Fields {
     Tensor* tensor;
     Role role;
     Module* owner;
+    std::optional<DType> dtype;  // what a module around it fixes
   };
   struct NamedModule {
     std::string name;  // "" for the root
@@ -173,6 +175,7 @@ class HT_API Fields {
   struct Object {  // the module whose fields are being listed
     std::string path;
     Module* module = nullptr;
+    std::optional<DType> dtype;
     const std::type_info* type = nullptr;
     Extent extent{nullptr, 0};
     std::vector<Extent> listed;
@@ -211,9 +214,9 @@ class HT_API Module : private Alive {
   }
   virtual Tensor forward(const Tensor& x);  // throws, naming the class, unless it is overridden
 
-  // Moves every tensor, gradients included, or converts the floating ones to a floating dtype: in a 16-bit one, those of
-  // modules that keep f32 are converted to f32. Parameters keep their identity, so an optimizer made before follows. When
-  // it throws, calling it again completes the move.
+  // Moves every tensor, gradients included, or converts the floating ones to a floating dtype; to a 16-bit one, those of
+  // modules that keep f32 are converted to f32, and what a fixed_dtype() holds has that. Parameters keep their identity, so
+  // an optimizer made before follows. When it throws, calling it again completes the move.
   Module& to(Device device);
   Module& to(DType dtype);
   // Training mode, of this module and all below: what dropout and batch norm ask.
@@ -222,6 +225,8 @@ class HT_API Module : private Alive {
   bool training() const { return training_; }
   // Whether its own tensors stay f32 in a model of a 16-bit dtype: those of batch norm do, whose statistics would not move.
   virtual bool keeps_f32() const { return false; }
+  // The dtype in which all that this module holds stays, if there is one.
+  virtual std::optional<DType> fixed_dtype() const { return {}; }
   Module& requires_grad_(bool on = true);  // of every parameter
   void zero_grad();
   // Calls f for this module and all below, outermost first. f may change them, not add or remove any.

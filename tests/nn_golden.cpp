@@ -5,6 +5,7 @@
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/scoreboard.h"
+#include "halftone/tests/temporary.h"
 
 using namespace halftone;
 
@@ -267,5 +268,19 @@ TEST_CASE("a clone computes the same and shares nothing; frozen modules get no g
       CHECK(t.storage() != b.at(key).storage());
       CHECK(t.to_vector<double>() == b.at(key).to_vector<double>());
     }
+  }
+}
+
+TEST_CASE("state goes round through a file") {
+  Temporary folder;
+  for (auto& [name, make] : cases()) {
+    INFO(name);
+    auto [c, x] = ready(name, make(), DType::f64);
+    io::save(folder / "state.safetensors", c.module->state_dict());
+    Case fresh = make();
+    fresh.module->to(DType::f64).train(c.module->training());
+    fresh.module->load_state_dict(io::load(folder / "state.safetensors"));
+    List y = c.call(x), z = fresh.call(x);
+    for (size_t i = 0; i < y.size(); ++i) CHECK(y[i].to_vector<double>() == z[i].to_vector<double>());
   }
 }

@@ -111,6 +111,18 @@ TEST_CASE("activations are the functions they are named after") {
   is(nn::Lambda([](const Tensor& t) { return t * 2; }), x * 2);
 }
 
+TEST_CASE("NaN passes through activations") {
+  Tensor x = full({3}, NAN);
+  nn::ModuleList all{nn::ReLU(), nn::ReLU6(), nn::LeakyReLU(), nn::PReLU(), nn::Hardtanh(), nn::Hardsigmoid(), nn::Hardswish(),
+                     nn::Hardshrink(), nn::Softshrink(), nn::Threshold(), nn::ELU(), nn::SELU(), nn::CELU(), nn::GELU(),
+                     nn::SiLU(), nn::Mish(), nn::Softplus(), nn::Softsign(), nn::Tanh(), nn::Tanhshrink(), nn::Sigmoid(),
+                     nn::LogSigmoid(), nn::Softmax(), nn::LogSoftmax()};
+  for (size_t i = 0; i < all.size(); ++i) {
+    INFO(i);
+    CHECK(isnan(all[i](x)).sum().item() == 3);
+  }
+}
+
 TEST_CASE("flatten") {
   Tensor x = randn({2, 3, 4, 5});
   CHECK(nn::Flatten()(x).shape() == Shape{2, 60});
@@ -478,5 +490,9 @@ TEST_CASE("an island runs in its own dtype inside any region, both ways") {
   CHECK(low(randn({2, 5})).dtype() == DType::bf16);
   auto copy = wide.clone();
   CHECK(copy.dtype() == DType::f64);
+  net.to(DType::f16);
+  CHECK(net[0].parameters()[0].dtype() == DType::f16);
+  CHECK(net[2].parameters()[0].dtype() == DType::f32);
+  CHECK(net[2](randn({2, 5}).to(DType::f16)).dtype() == DType::f32);
   CHECK_THROWS_WITH(nn::PrecisionIsland(nn::Linear(5, 4), DType::i64), "nn::PrecisionIsland: expected a floating dtype, got i64");
 }

@@ -742,7 +742,7 @@ TEST_CASE("hooks move with a module, are not cloned, and outlive nothing") {
 TEST_CASE("the methods of Module are no operators") {
   for (const char* method : {"forward", "to", "train", "eval", "training", "requires_grad_", "zero_grad", "apply",
                              "parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules",
-                             "state_dict", "load_state_dict", "summary", "observed", "keeps_f32", "register_forward_hook",
+                             "state_dict", "load_state_dict", "summary", "observed", "keeps_f32", "fixed_dtype", "register_forward_hook",
                              "register_forward_pre_hook"}) {
     INFO(method);
     CHECK(find_op(method) == nullptr);
