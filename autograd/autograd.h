@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "halftone/core/hook.h"
 #include "halftone/core/tensor.h"
 #include "halftone/core/thread_state.h"
 
@@ -31,25 +32,6 @@ template <size_t N> std::array<Tensor, N> grad(const std::vector<Tensor>& output
   for (size_t i = 0; i < N; ++i) r[i] = std::move(v[i]);
   return r;
 }
-
-// Keeps a hook registered; remove() or the handle's end takes it off unless detach() left it for good.
-class HT_API HookHandle {
- public:
-  HookHandle() = default;
-  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  HookHandle(HookHandle&& o) noexcept : remove_(std::exchange(o.remove_, nullptr)) {}
-  HookHandle& operator=(HookHandle&& o) noexcept {
-    remove();
-    remove_ = std::exchange(o.remove_, nullptr);
-    return *this;
-  }
-  ~HookHandle() { remove(); }
-  void remove() { if (remove_) std::exchange(remove_, nullptr)(); }
-  void detach() { remove_ = nullptr; }
-
- private:
-  std::function<void()> remove_;
-};
 
 // Called with the gradient of t, complete for this run, before it goes on; may return a replacement of the same shape and dtype, or
 // an undefined tensor to leave it. t must require a gradient.

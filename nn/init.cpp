@@ -110,6 +110,7 @@ double gain(Nonlinearity f, double slope) {
     case Nonlinearity::tanh: return 5.0 / 3;
     case Nonlinearity::relu: return std::numbers::sqrt2;
     case Nonlinearity::leaky_relu: return std::sqrt(2 / (1 + slope * slope));
+    case Nonlinearity::selu: return 0.75;
   }
   throw Error("gain: no such nonlinearity");
 }
@@ -137,6 +138,22 @@ Tensor orthogonal_(const Tensor& x, double gain) {
     v.mul_(1 / std::sqrt((v * v).sum().item()));
   }
   Tensor(x).copy_(((wide ? q : q.t()) * gain).reshape(x.shape()));
+  return x;
+}
+
+Tensor dirac_(const Tensor& x, Size groups) {
+  HT_CHECK(x.rank() >= 3 && x.rank() <= 5, "dirac_: expected the weight of a convolution, [out, in, k...], got ", x.meta());
+  HT_CHECK(groups > 0 && x.size(0) % groups == 0, "dirac_: ", x.size(0), " outputs do not divide into ", groups, " groups");
+  NoGrad off;
+  Tensor w = zeros(x.shape(), {.dtype = DType::f64});
+  int64_t each = x.size(0) / groups;
+  for (int64_t o = 0; o < x.size(0); ++o) {
+    if (o % each >= x.size(1)) continue;
+    Tensor kernel = w.select(0, o).select(0, o % each);
+    while (kernel.rank() > 0) kernel = kernel.select(0, kernel.size(0) / 2);
+    kernel.fill_(1);
+  }
+  Tensor(x).copy_(w);
   return x;
 }
 

@@ -54,14 +54,15 @@ void Fields::walk(const std::string& path, Module& m) {
     return;
   }
   modules.push_back({path, &m});
-  Object above = std::exchange(now_, Object{.path = path, .module = &m, .listed = {}});
+  auto dtype = m.fixed_dtype() ? m.fixed_dtype() : now_.dtype;
+  Object above = std::exchange(now_, Object{.path = path, .module = &m, .dtype = dtype, .listed = {}});
   m.ht_fields(*this);
   check_complete();
   now_ = std::move(above);
 }
 
 void Fields::add(const std::string& path, Tensor& t, Role role) {
-  if (t.defined()) tensors.push_back({path, &t, role, now_.module});
+  if (t.defined()) tensors.push_back({path, &t, role, now_.module, now_.dtype});
 }
 
 void Fields::enter(const std::type_info& type, const void* at, size_t size) {
@@ -139,8 +140,10 @@ Module& Module::to(Device device) {
 }
 Module& Module::to(DType dtype) {
   HT_CHECK(is_floating(dtype), "Module::to: expected a floating dtype, got ", dtype);
-  for (auto& f : Fields(*this).tensors)
-    if (is_floating(f.tensor->dtype()) && f.tensor->dtype() != dtype) convert(*f.tensor, dtype);
+  for (auto& f : Fields(*this).tensors) {
+    DType to = f.dtype ? *f.dtype : f.owner->keeps_f32() && size_of(dtype) == 2 ? DType::f32 : dtype;
+    if (is_floating(f.tensor->dtype()) && f.tensor->dtype() != to) convert(*f.tensor, to);
+  }
   return *this;
 }
 
@@ -174,6 +177,30 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   std::vector<std::pair<std::string, Module*>> all;
   for (auto& [name, m] : Fields(*this).modules) all.emplace_back(std::move(name), m);
   return all;
+}
+
+// ---- hooks
+
+template <class F> HookHandle Module::add_hook(std::vector<std::pair<int64_t, F>> Hooks::*list, F hook) {
+  if (!hooks_) hooks_ = std::make_shared<Hooks>();
+  int64_t id = hooks_->registered++;
+  ((*hooks_).*list).emplace_back(id, std::move(hook));
+  return HookHandle([id, list, at = std::weak_ptr(hooks_)] {
+    if (auto hooks = at.lock()) std::erase_if((*hooks).*list, [id](auto& h) { return h.first == id; });
+  });
+}
+HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) { return add_hook(&Hooks::before, std::move(hook)); }
+HookHandle Module::register_forward_hook(ForwardHook hook) { return add_hook(&Hooks::after, std::move(hook)); }
+
+Tensor Module::observed_forward(const Tensor& x) {
+  Hooks now = hooks_ ? *hooks_ : Hooks();  // a hook may remove itself
+  Tensor in = x;
+  for (auto& [id, hook] : now.before)
+    if (Tensor other = hook(*this, in); other.defined()) in = other;
+  Tensor y = watched_ ? watched_forward(in) : forward(in);
+  for (auto& [id, hook] : now.after)
+    if (Tensor other = hook(*this, in, y); other.defined()) y = other;
+  return y;
 }
 
 // ---- state

@@ -11,6 +11,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "halftone/core/hook.h"
 #include "halftone/core/state_dict.h"
 #include "halftone/core/thread_state.h"
 #include "halftone/ops/copy.h"
@@ -92,6 +94,16 @@ template <Role r> class Slot : public Tensor, private Alive {
 using Parameter = Slot<Role::parameter>;
 using Buffer = Slot<Role::buffer>;
 
+// Named values in the order in which they were added; as a field, it names what it holds by these names.
+template <class T> struct Ordered : std::vector<std::pair<std::string, T>> {
+  using mapped_type = T;
+  T* find(std::string_view name) {
+    for (auto& [key, value] : *this)
+      if (key == name) return &value;
+    return nullptr;
+  }
+};
+
 // ---- naming the fields
 
 template <class> inline constexpr bool never = false;
@@ -107,6 +119,7 @@ class HT_API Fields {
     Tensor* tensor;
     Role role;
     Module* owner;
+    std::optional<DType> dtype;  // what a module around it fixes
   };
   struct NamedModule {
     std::string name;  // "" for the root
@@ -162,6 +175,7 @@ class HT_API Fields {
   struct Object {  // the module whose fields are being listed
     std::string path;
     Module* module = nullptr;
+    std::optional<DType> dtype;
     const std::type_info* type = nullptr;
     Extent extent{nullptr, 0};
     std::vector<Extent> listed;
@@ -196,18 +210,23 @@ class HT_API Module : private Alive {
   virtual ~Module() = default;
   Tensor operator()(const Tensor& x) {
     WithinScope here(this);
-    return watched_ ? watched_forward(x) : forward(x);
+    return observed() ? observed_forward(x) : forward(x);
   }
   virtual Tensor forward(const Tensor& x);  // throws, naming the class, unless it is overridden
 
-  // Moves every tensor, gradients included, or converts the floating ones to a floating dtype. Parameters keep their
-  // identity, so an optimizer made before follows. When it throws, calling it again completes the move.
+  // Moves every tensor, gradients included, or converts the floating ones to a floating dtype; to a 16-bit one, those of
+  // modules that keep f32 are converted to f32, and what a fixed_dtype() holds has that. Parameters keep their identity, so
+  // an optimizer made before follows. When it throws, calling it again completes the move.
   Module& to(Device device);
   Module& to(DType dtype);
   // Training mode, of this module and all below: what dropout and batch norm ask.
   Module& train(bool on = true);
   Module& eval() { return train(false); }
   bool training() const { return training_; }
+  // Whether its own tensors stay f32 in a model of a 16-bit dtype: those of batch norm do, whose statistics would not move.
+  virtual bool keeps_f32() const { return false; }
+  // The dtype in which all that this module holds stays, if there is one.
+  virtual std::optional<DType> fixed_dtype() const { return {}; }
   Module& requires_grad_(bool on = true);  // of every parameter
   void zero_grad();
   // Calls f for this module and all below, outermost first. f may change them, not add or remove any.
@@ -221,6 +240,16 @@ class HT_API Module : private Alive {
   // This module, named "", and all below.
   std::vector<Module*> modules();
   std::vector<std::pair<std::string, Module*>> named_modules();
+
+  // Hooks run around calls of one tensor, m(x), in the order of their registration: before forward, with x, and after it,
+  // with x and the result. One that returns a defined tensor replaces x, or the result. They move with the module; a clone
+  // has none. A module with hooks is not fused with its neighbour.
+  using ForwardPreHook = std::function<Tensor(Module& m, const Tensor& x)>;
+  using ForwardHook = std::function<Tensor(Module& m, const Tensor& x, const Tensor& y)>;
+  [[nodiscard]] HookHandle register_forward_pre_hook(ForwardPreHook hook);
+  [[nodiscard]] HookHandle register_forward_hook(ForwardHook hook);
+  // Whether a hook or a summary looks at its calls, so that it must run as itself.
+  bool observed() const { return watched_ || (hooks_ && !hooks_->empty()); }
 
   // Parameters and buffers under all their names. The entries alias the live weights; StateDict::clone() is a
   // snapshot.
@@ -240,20 +269,28 @@ class HT_API Module : private Alive {
 
  protected:
   Module() = default;
-  Module(Module&& o) noexcept : Alive(o), training_(o.training_) {}
+  Module(Module&& o) noexcept : Alive(o), hooks_(std::move(o.hooks_)), training_(o.training_) {}
   Module& operator=(Module&& o) noexcept {
+    hooks_ = std::move(o.hooks_);
     training_ = o.training_;
     return *this;
   }
   Module(const Module& o);
   Module& operator=(const Module&) = delete;  // a model is moved, or copied by clone()
-  // A summary is being made: every layer must run as itself.
-  bool watched() const { return watched_; }
 
  private:
   friend class Fields;
   friend class Watch;
+  struct Hooks {
+    int64_t registered = 0;
+    std::vector<std::pair<int64_t, ForwardPreHook>> before;
+    std::vector<std::pair<int64_t, ForwardHook>> after;
+    bool empty() const { return before.empty() && after.empty(); }
+  };
+  template <class F> HookHandle add_hook(std::vector<std::pair<int64_t, F>> Hooks::*list, F hook);
+  Tensor observed_forward(const Tensor& x);
   Tensor watched_forward(const Tensor& x);
+  std::shared_ptr<Hooks> hooks_;
   bool training_ = true, watched_ = false;
 };
 

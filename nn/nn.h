@@ -1,5 +1,17 @@
 #pragma once
 // Every module a program can use, and how weights start.
+#include "halftone/nn/activation.h"
+#include "halftone/nn/attention.h"
+#include "halftone/nn/container.h"
+#include "halftone/nn/conv.h"
+#include "halftone/nn/dropout.h"
+#include "halftone/nn/embedding.h"
 #include "halftone/nn/init.h"
-#include "halftone/nn/layers.h"
+#include "halftone/nn/linear.h"
+#include "halftone/nn/loss.h"
 #include "halftone/nn/module.h"
+#include "halftone/nn/norm.h"
+#include "halftone/nn/pool.h"
+#include "halftone/nn/position.h"
+#include "halftone/nn/recurrent.h"
+#include "halftone/nn/shape.h"

@@ -93,6 +93,7 @@ TEST_CASE("gains") {
   CHECK(init::gain(Nonlinearity::tanh) == Approx(5.0 / 3));
   CHECK(init::gain(Nonlinearity::relu) == Approx(std::sqrt(2.0)));
   CHECK(init::gain(Nonlinearity::leaky_relu, 0.2) == Approx(std::sqrt(2 / 1.04)));
+  CHECK(init::gain(Nonlinearity::selu) == 0.75);
 }
 
 TEST_CASE("xavier and kaiming scale with their fans") {
@@ -127,6 +128,71 @@ TEST_CASE("orthogonal weights") {
   CHECK(fc.weight.requires_grad());
   CHECK(init::orthogonal_(empty({0, 3})).numel() == 0);
   THROWS(init::orthogonal_(empty({3})), "orthogonal_: expected rank 2 or more");
+}
+
+TEST_CASE("dirac hands channels through") {
+  Tensor x = randn({2, 3, 5, 4}), w = init::dirac_(empty({4, 3, 3, 3}));
+  Tensor y = conv2d(x, w, {}, {.padding = 1});
+  CHECK(y.slice(1, 0, 3).to_vector<float>() == x.to_vector<float>());
+  CHECK(y.select(1, 3).abs().max().item() == 0);
+  w = init::dirac_(empty({4, 2, 3}), 2);
+  CHECK(w.sum().item() == 4);
+  for (int64_t o = 0; o < 4; ++o) CHECK(w[o][o % 2][1].item() == 1);
+  THROWS(init::dirac_(empty({3, 3})), "dirac_: expected the weight of a convolution, [out, in, k...], got [3, 3] (f32)");
+  THROWS(init::dirac_(empty({3, 3, 3}), 2), "dirac_: 3 outputs do not divide into 2 groups");
+}
+
+// ---- how layers start, as in PyTorch
+
+TEST_CASE("convolutions start uniform by their fan") {
+  manual_seed(5);
+  nn::Conv2d c(64, 96, {3, 2}, {.groups = 2});  // fan 32 * 6
+  check_uniform(c.weight, 1 / std::sqrt(192.0));
+  CHECK(moments(c.bias).high <= 1 / std::sqrt(192.0));
+  CHECK(moments(nn::Conv1d(2, 5000, 3).bias).high > 0.98 / std::sqrt(6.0));
+  check_uniform(nn::Conv3d(8, 200, {2, 3, 2}).weight, 1 / std::sqrt(96.0));
+  check_uniform(nn::ConvTranspose2d(100, 50, 2).weight, 1 / std::sqrt(200.0));  // of weight.size(1)
+  nn::ConvTranspose1d t(100, 60, 3, {.groups = 2});
+  check_uniform(t.weight, 1 / std::sqrt(90.0));
+  CHECK(t.weight.shape() == Shape{100, 30, 3});
+}
+
+TEST_CASE("recurrent layers start uniform by their width, attention by Xavier, tables normal") {
+  manual_seed(6);
+  nn::LSTM lstm(90, 64, {.layers = 2, .bidirectional = true});
+  for (auto& [name, p] : lstm.named_parameters()) {
+    INFO(name);
+    if (p.rank() == 2) check_uniform(p, 1 / 8.0);
+    CHECK(moments(p).high <= 1 / 8.0);
+  }
+  check_uniform(nn::GRUCell(50, 100).weight_ih, 0.1);
+  check_uniform(nn::Bilinear(64, 20, 30).weight, 1 / 8.0);
+  nn::MultiheadAttention m(64, 4);
+  check_uniform(m.in_proj_weight, std::sqrt(6.0 / 256));
+  check_uniform(m.out_proj.weight, 1 / 8.0);
+  CHECK(moments(m.in_proj_bias).high == 0);
+  CHECK(m.out_proj.bias.sum().item() == 0);
+  nn::MultiheadAttention wide(64, 4, {.kdim = 200});
+  check_uniform(wide.k_proj_weight, std::sqrt(6.0 / 264));
+  CHECK_FALSE(wide.in_proj_weight.defined());
+  nn::Embedding e(500, 100, {.padding_idx = -1});
+  check_draws(e.weight.detach().slice(0, 0, 499), 0, 1, -infinity, infinity);
+  CHECK(e.weight.detach()[499].abs().max().item() == 0);
+}
+
+TEST_CASE("norms start as ones and zeros") {
+  nn::BatchNorm2d b(3);
+  std::string names;
+  for (auto& [name, t] : b.state_dict()) names += name + " ";
+  CHECK(names == "weight bias running_mean running_var num_batches_tracked ");
+  for (auto& t : {b.weight.detach(), b.running_var.detach()}) CHECK(t.to_vector<float>() == std::vector<float>(3, 1));
+  for (auto& t : {b.bias.detach(), b.running_mean.detach()}) CHECK(t.to_vector<float>() == std::vector<float>(3, 0));
+  CHECK(b.num_batches_tracked.dtype() == DType::i64);
+  CHECK(nn::LayerNorm({2, 3}).weight.sum().item() == 6);
+  CHECK_FALSE(nn::LayerNorm(4, {.bias = false}).bias.defined());
+  CHECK(nn::RMSNorm(4).parameters().size() == 1);
+  CHECK(nn::InstanceNorm2d(4).parameters().empty());
+  CHECK(nn::GroupNorm(2, 4, {.affine = false}).parameters().empty());
 }
 
 TEST_CASE("the same seed gives the same weights") {

@@ -15,19 +15,19 @@ using Catch::Matchers::Contains;
 
 #define THROWS(expression, text) CHECK_THROWS_WITH(expression, Contains(text))
 
-// Every allocation of one object in the process, the library's included.
+// Every allocation of one object in the process, the library's included. Not inlined: g++ would miss the pairs.
 static std::atomic<int64_t> allocations = 0;
-void* operator new(size_t n, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(size_t n, const std::nothrow_t&) noexcept {
   ++allocations;
   return std::malloc(n ? n : 1);
 }
-void* operator new(size_t n) {
+[[gnu::noinline]] void* operator new(size_t n) {
   if (void* p = operator new(n, std::nothrow)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
 
 namespace {
 
@@ -101,6 +101,7 @@ TEST_CASE("activations are the functions they are named after") {
   is(nn::LeakyReLU(), leaky_relu(x, 0.01));
   is(nn::LeakyReLU(0.2), leaky_relu(x, 0.2));
   is(nn::GELU(), gelu(x));
+  is(nn::GELU(Approximate::tanh), gelu(x, Approximate::tanh));
   is(nn::SiLU(), silu(x));
   is(nn::Tanh(), tanh(x));
   is(nn::Sigmoid(), sigmoid(x));
@@ -110,19 +111,156 @@ TEST_CASE("activations are the functions they are named after") {
   is(nn::Lambda([](const Tensor& t) { return t * 2; }), x * 2);
 }
 
+TEST_CASE("NaN passes through activations") {
+  Tensor x = full({3}, NAN);
+  nn::ModuleList all{nn::ReLU(), nn::ReLU6(), nn::LeakyReLU(), nn::PReLU(), nn::Hardtanh(), nn::Hardsigmoid(), nn::Hardswish(),
+                     nn::Hardshrink(), nn::Softshrink(), nn::Threshold(), nn::ELU(), nn::SELU(), nn::CELU(), nn::GELU(),
+                     nn::SiLU(), nn::Mish(), nn::Softplus(), nn::Softsign(), nn::Tanh(), nn::Tanhshrink(), nn::Sigmoid(),
+                     nn::LogSigmoid(), nn::Softmax(), nn::LogSoftmax()};
+  for (size_t i = 0; i < all.size(); ++i) {
+    INFO(i);
+    CHECK(isnan(all[i](x)).sum().item() == 3);
+  }
+}
+
 TEST_CASE("flatten") {
   Tensor x = randn({2, 3, 4, 5});
   CHECK(nn::Flatten()(x).shape() == Shape{2, 60});
   CHECK(nn::Flatten(0, 1)(x).shape() == Shape{6, 4, 5});
 }
 
-TEST_CASE("losses") {
-  Tensor x = randn({4, 3}), y = randn({4, 3}), target = tensor({0, 2, -100, 1});
+TEST_CASE("pooling, padding and resizing are the functions they are named after") {
+  Tensor x = randn({2, 4, 7, 6}), line = randn({2, 4, 9});
+  CHECK(same_bits(nn::MaxPool2d(2)(x), max_pool2d(x, 2)));
+  CHECK(same_bits(nn::MaxPool2d({3, 2}, {.stride = 1, .padding = 1, .ceil_mode = true})(x),
+                  max_pool2d(x, {3, 2}, {.stride = 1, .padding = 1, .ceil_mode = true})));
+  CHECK(same_bits(nn::MaxPool1d(3, {.dilation = 2})(line), max_pool1d(line, 3, {.dilation = 2})));
+  CHECK(same_bits(nn::AvgPool2d(3, {.padding = 1, .count_include_pad = false})(x),
+                  avg_pool2d(x, 3, {.padding = 1, .count_include_pad = false})));
+  CHECK(same_bits(nn::AvgPool1d(3)(line), avg_pool1d(line, 3)));
+  CHECK(same_bits(nn::AdaptiveAvgPool2d(1)(x), adaptive_avg_pool2d(x, 1)));
+  CHECK(same_bits(nn::AdaptiveAvgPool1d(4)(line), adaptive_avg_pool1d(line, 4)));
+  CHECK(same_bits(nn::AdaptiveMaxPool2d({2, 3})(x), adaptive_max_pool2d(x, {2, 3})));
+  CHECK(same_bits(nn::AdaptiveMaxPool1d(2)(line), adaptive_max_pool1d(line, 2)));
+  CHECK(same_bits(nn::Pad({1, 2}, {.value = 3})(x), pad(x, {1, 2}, {.value = 3})));
+  CHECK(same_bits(nn::Upsample({2, 3})(x), resize(x, {14, 18})));
+  CHECK(same_bits(nn::Resize(5, {.mode = Interpolation::bilinear})(x), resize(x, 5, {.mode = Interpolation::bilinear})));
+  CHECK(same_bits(nn::PixelUnshuffle(2)(nn::PixelShuffle(2)(x)), x));
+  THROWS(nn::Upsample(0), "Upsample: expected positive factors, got 0 and 0");
+  THROWS(nn::Upsample(2)(line), "Upsample: expected [n, channels, h, w], got [2, 4, 9] (f32)");
+}
+
+TEST_CASE("unflatten") {
+  Tensor x = randn({2, 12, 3});
+  CHECK(nn::Unflatten(1, {3, 4})(x).shape() == Shape{2, 3, 4, 3});
+  CHECK(nn::Unflatten(-2, {2, -1, 3})(x).shape() == Shape{2, 2, 2, 3, 3});
+  CHECK(same_bits(nn::Flatten(1, 2)(nn::Unflatten(1, {3, 4})(x)), x));
+  THROWS(nn::Unflatten(1, {5, -1})(x), "Unflatten: a dimension of 12 elements cannot become [5, -1]");
+  THROWS(nn::Unflatten(1, {3, 3})(x), "cannot become [3, 3]");
+  THROWS(nn::Unflatten(3, {3, 3})(x), "Unflatten: dimension 3 of [2, 12, 3] (f32)");
+}
+
+TEST_CASE("dropout drops in training alone") {
+  manual_seed(1);
+  Tensor x = ones({400, 50, 4, 5});
+  nn::Dropout d(.25);
+  Tensor y = d(x);
+  CHECK(y.mean().item() == Approx(1).epsilon(.02));
+  CHECK(eq(y, 0).to(DType::f32).mean().item() == Approx(.25).epsilon(.02));
+  CHECK(amax(y).item() == Approx(4. / 3));
+  CHECK(same_bits(d.eval()(x), x));
+  nn::Dropout2d channels;
+  Tensor kept = channels(x).mean({2, 3});
+  CHECK((ne(kept, 0) .to(DType::f32) * ne(kept, 2).to(DType::f32)).sum().item() == 0);
+  CHECK(kept.mean().item() == Approx(1).epsilon(.05));
+  nn::Dropout1d lines;
+  CHECK(lines(ones({100, 50, 7})).mean({2}).mean().item() == Approx(1).epsilon(.1));
+  CHECK(nn::Dropout(1)(x).sum().item() == 0);
+  THROWS(nn::Dropout(1.5), "Dropout: expected a probability in [0, 1], got 1.5");
+}
+
+TEST_CASE("batch norm learns its statistics in training and uses them in evaluation") {
+  nn::BatchNorm1d m(3, {.momentum = .5});
+  Tensor x = randn({40, 3}) * 2 + 1;
+  m(x);
+  CHECK(m.num_batches_tracked.item<int64_t>() == 1);
+  check_close(m.running_mean, x.mean({0}) * .5);
+  check_close(m.running_var, var(x, {0}) * .5 + .5);
+  m.eval();
+  auto before = m.running_mean.to_vector<float>();
+  check_close(m(x), (x - m.running_mean) / (m.running_var + 1e-5).sqrt(), 1e-5);
+  CHECK(m.running_mean.to_vector<float>() == before);
+  CHECK(m.num_batches_tracked.item<int64_t>() == 1);
+  m.train();
+  for (int i = 0; i < 3; ++i) m(x);
+  CHECK(m.num_batches_tracked.item<int64_t>() == 4);
+  CHECK(m.clone().num_batches_tracked.item<int64_t>() == 4);
+
+  nn::Sequential net{nn::Conv2d(2, 3, 3), nn::BatchNorm2d(3), nn::Linear(4, 4)};
+  net.to(DType::bf16);
+  CHECK(net[0].parameters()[0].dtype() == DType::bf16);
+  CHECK(net[1].keeps_f32());
+  for (auto& t : net[1].parameters()) CHECK(t.dtype() == DType::f32);
+  CHECK(net.as<nn::BatchNorm2d>(1).running_var.dtype() == DType::f32);
+  CHECK(net(randn({2, 2, 6, 6}).to(DType::bf16)).dtype() == DType::bf16);
+  net.to(DType::f64);
+  CHECK(net.as<nn::BatchNorm2d>(1).running_var.dtype() == DType::f64);
+}
+
+TEST_CASE("layers say what they expected") {
+  THROWS(nn::Conv2d(3, 4, 3, {.groups = 2}), "Conv2d: expected channels that divide into 2 groups, got 3 in and 4 out");
+  THROWS(nn::ConvTranspose1d(3, 4, 0), "ConvTranspose1d: expected a kernel of positive size, got 0");
+  THROWS(nn::BatchNorm2d(3)(randn({2, 3})), "BatchNorm2d: expected [n, channels, h, w], got [2, 3] (f32)");
+  THROWS(nn::BatchNorm1d(3)(randn({2, 3, 4, 5})), "BatchNorm1d: expected [n, channels] or [n, channels, length], got");
+  THROWS(nn::GroupNorm(2, 3), "GroupNorm: 3 channels do not divide into 2 groups");
+  THROWS(nn::GroupNorm(1, 3)(randn({2, 4})), "GroupNorm: expected [n, 3, ...], got [2, 4] (f32)");
+  THROWS(nn::InstanceNorm1d(3)(randn({2, 3})), "InstanceNorm1d: expected [n, 3, length], got [2, 3] (f32)");
+  THROWS(nn::Bilinear(2, 3, 1)(randn({4, 2}), randn({4, 2})), "Bilinear: expected x [..., 2] and y [..., 3], got [4, 2] (f32) and [4, 2]");
+  THROWS(nn::Embedding(3, 2, {.padding_idx = 3}), "Embedding: padding_idx 3 of 3 rows");
+  THROWS(nn::PReLU(3)(randn({2, 4})), "PReLU: expected [n, 3, ...], got [2, 4] (f32)");
+  THROWS(nn::GLU()(randn({2, 3})), "GLU: expected an even size of dimension -1, got [2, 3] (f32)");
+}
+
+TEST_CASE("losses are the functions they are named after") {
+  Tensor x = randn({4, 3}), y = randn({4, 3}), target = tensor({0, 2, -100, 1}), p = sigmoid(x), q = sigmoid(y);
   CHECK(same_bits(nn::CrossEntropyLoss()(x, target), cross_entropy(x, target)));
   nn::CrossEntropyLoss smooth({.label_smoothing = 0.1});
   CHECK(same_bits(smooth(x, target), cross_entropy(x, target, {.label_smoothing = 0.1})));
+  CHECK(same_bits(nn::NLLLoss()(x, target), nll_loss(x, target)));
   CHECK(same_bits(nn::MSELoss()(x, y), mse_loss(x, y)));
   CHECK(nn::MSELoss(Reduction::none)(x, y).shape() == x.shape());
+  CHECK(same_bits(nn::L1Loss(Reduction::sum)(x, y), l1_loss(x, y, Reduction::sum)));
+  CHECK(same_bits(nn::HuberLoss(.5)(x, y), huber_loss(x, y, .5)));
+  CHECK(same_bits(nn::SmoothL1Loss(.5)(x, y), smooth_l1_loss(x, y, .5)));
+  CHECK(same_bits(nn::BCELoss()(p, q), binary_cross_entropy(p, q)));
+  CHECK(same_bits(nn::BCEWithLogitsLoss()(x, q), binary_cross_entropy_with_logits(x, q)));
+  CHECK(same_bits(nn::KLDivLoss({.by_batch = true})(log_softmax(x, 1), q), kl_div(log_softmax(x, 1), q, {.by_batch = true})));
+  CHECK(same_bits(nn::PoissonNLLLoss()(x, q), poisson_nll_loss(x, q)));
+  CHECK(same_bits(nn::GaussianNLLLoss({.full = true})(x, y, q), gaussian_nll_loss(x, y, q, {.full = true})));
+  Tensor sign_of = tensor({1.f, -1.f, 1.f, -1.f});
+  CHECK(same_bits(nn::HingeLoss()(x, sign(y)), hinge_loss(x, sign(y))));
+  CHECK(same_bits(nn::HingeEmbeddingLoss({.margin = 2})(x, sign(y)), hinge_embedding_loss(x, sign(y), {.margin = 2})));
+  CHECK(same_bits(nn::MarginRankingLoss({.margin = .1})(x, y, sign(y)), margin_ranking_loss(x, y, sign(y), {.margin = .1})));
+  CHECK(same_bits(nn::CosineEmbeddingLoss()(x, y, sign_of), cosine_embedding_loss(x, y, sign_of)));
+  CHECK(same_bits(nn::TripletMarginLoss({.swap = true})(x, y, p), triplet_margin_loss(x, y, p, {.swap = true})));
+  Tensor steps = log_softmax(randn({5, 2, 4}), 2), labels = tensor({1, 2, 3, 1}).reshape({2, 2}), n = tensor({5, 4}), m = tensor({2, 1});
+  CHECK(same_bits(nn::CTCLoss()(steps, labels, n, m), ctc_loss(steps, labels, n, m)));
+}
+
+TEST_CASE("the weights of classes are buffers that move with the loss") {
+  Tensor w = tensor({.5f, 1.f, 2.f}), x = randn({4, 3}), target = tensor({0, 2, 1, 1});
+  nn::CrossEntropyLoss loss({.weight = w});
+  CHECK(loss.named_buffers()[0].first == "weight");
+  CHECK(same_bits(loss(x, target), cross_entropy(x, target, {.weight = w})));
+  CHECK(same_bits(loss.clone()(x, target), loss(x, target)));
+  loss.to(DType::f64);
+  CHECK(loss.weight.dtype() == DType::f64);
+  CHECK(loss(x.to(DType::f64), target).dtype() == DType::f64);
+  nn::BCEWithLogitsLoss logits({.pos_weight = w});
+  CHECK(logits.named_buffers().size() == 1);
+  nn::Loss& any = logits;  // whichever a program chose
+  Tensor t = sigmoid(randn({4, 3}));
+  CHECK(same_bits(any(x, t), binary_cross_entropy_with_logits(x, t, {.pos_weight = w})));
 }
 
 // ---- lists
@@ -191,6 +329,34 @@ TEST_CASE("a module list holds what a model calls as it likes") {
   THROWS(m.all(x), "halftone::nn::ModuleList has no forward(const Tensor&)");
 }
 
+TEST_CASE("a module dict keeps names in order") {
+  nn::ModuleDict d;
+  d.add("second", nn::Linear(2, 3)).add("first", nn::ReLU());
+  CHECK(d.size() == 2);
+  CHECK(d.contains("first"));
+  CHECK(d.named_parameters()[0].first == "second.weight");
+  CHECK(d.as<nn::Linear>("second").weight.shape() == Shape{3, 2});
+  std::string all;
+  for (auto& [name, m] : d) all += name + " ";
+  CHECK(all == "second first ");
+  Tensor x = randn({1, 2});
+  CHECK(same_bits(d.clone()["second"](x), d["second"](x)));
+  THROWS(d["third"], "ModuleDict: no module \"third\"; there are: second, first");
+  THROWS(d.add("first", nn::ReLU()), "ModuleDict: there is a module \"first\" already");
+  THROWS(d.add("a.b", nn::ReLU()), "ModuleDict: expected a name without dots");
+  THROWS(d.as<nn::ReLU>("second"), "nn::Any: holds a halftone::nn::Linear, not a halftone::nn::ReLU");
+}
+
+TEST_CASE("a residual adds what its module makes of x") {
+  nn::Residual r{nn::Sequential{nn::Linear(3, 3), nn::Tanh()}};
+  Tensor x = randn({2, 3});
+  check_close(r(x), x + r.module()(x));
+  CHECK(r.named_parameters()[0].first == "0.weight");
+  nn::Sequential deep{nn::Residual(nn::Linear(3, 3)), nn::Residual(nn::Linear(3, 3))};
+  CHECK(deep.named_parameters()[2].first == "1.weight");
+  CHECK(same_bits(deep.clone()(x), deep(x)));
+}
+
 // ---- fusion
 
 struct Loud : nn::ReLU {  // derives from ReLU and does something else
@@ -220,6 +386,44 @@ TEST_CASE("only a plain Linear before exactly a ReLU or GELU is fused") {
   check_close(twice(x), relu(twice[0](x)));
   nn::Sequential last{nn::ReLU(), nn::Linear(3, 3)};
   check_close(last(x), last[1](relu(x)));
+}
+
+TEST_CASE("convolution and batch norm are fused with a relu, and count and learn as alone") {
+  nn::Sequential s{nn::Conv2d(2, 4, 3, {.padding = 1}), nn::ReLU(), nn::BatchNorm2d(4), nn::ReLU(), nn::Flatten(2),
+                   nn::BatchNorm1d(4), nn::ReLU()};
+  nn::Sequential t = s.clone().fuse(false);
+  std::string fused, apart;
+  Tensor x = randn({3, 2, 5, 5});
+  for (bool training : {true, false, true}) {
+    s.train(training);
+    t.train(training);
+    Tensor y, z;
+    for (auto& l : amp::trace([&] { y = s(x); }).lines) fused += l.op + " ";
+    for (auto& l : amp::trace([&] { z = t(x); }).lines) apart += l.op + " ";
+    check_close(y, z, 1e-5);
+    square(y).sum().backward();
+    square(z).sum().backward();
+  }
+  CHECK(fused.find("conv_relu") != fused.npos);
+  CHECK(fused.find("batch_norm_relu") != fused.npos);
+  CHECK(apart.find("_relu") == apart.npos);
+  auto a = s.state_dict(), b = t.state_dict();
+  for (auto& [name, v] : a) check_close(v, b.at(name), 1e-5);
+  auto p = s.parameters(), q = t.parameters();
+  for (size_t i = 0; i < p.size(); ++i) check_close(p[i].grad(), q[i].grad(), 1e-3);
+  CHECK(s.as<nn::BatchNorm2d>(2).num_batches_tracked.item<int64_t>() == 2);
+}
+
+TEST_CASE("a layer with a hook runs as itself") {
+  nn::Sequential s{nn::Linear(3, 4), nn::ReLU(), nn::Linear(4, 4), nn::GELU()};
+  Tensor x = randn({2, 3}), seen;
+  HookHandle before = s[0].register_forward_hook([&](nn::Module&, const Tensor&, const Tensor& y) { seen = y; return Tensor(); });
+  HookHandle after = s[3].register_forward_pre_hook([](nn::Module&, const Tensor& in) { return in * 0; });
+  CHECK(s(x).abs().max().item() == 0);
+  check_close(seen, s.as<nn::Linear>(0).forward(x));
+  after.remove();
+  before.remove();
+  CHECK(s(x).abs().max().item() > 0);
 }
 
 TEST_CASE("fusing makes a 16-bit result more accurate, rounding it once") {
@@ -286,5 +490,9 @@ TEST_CASE("an island runs in its own dtype inside any region, both ways") {
   CHECK(low(randn({2, 5})).dtype() == DType::bf16);
   auto copy = wide.clone();
   CHECK(copy.dtype() == DType::f64);
+  net.to(DType::f16);
+  CHECK(net[0].parameters()[0].dtype() == DType::f16);
+  CHECK(net[2].parameters()[0].dtype() == DType::f32);
+  CHECK(net[2](randn({2, 5}).to(DType::f16)).dtype() == DType::f32);
   CHECK_THROWS_WITH(nn::PrecisionIsland(nn::Linear(5, 4), DType::i64), "nn::PrecisionIsland: expected a floating dtype, got i64");
 }

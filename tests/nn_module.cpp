@@ -197,10 +197,14 @@ static_assert(is_a_value<nn::Softmax> && is_a_value<nn::LogSoftmax> && is_a_valu
 static_assert(is_a_value<nn::CrossEntropyLoss> && is_a_value<nn::MSELoss> && is_a_value<nn::Any>);
 static_assert(is_a_value<nn::Sequential> && is_a_value<nn::ModuleList> && is_a_value<nn::Lambda> && is_a_value<Net>);
 
+static_assert(is_a_value<nn::Conv2d> && is_a_value<nn::BatchNorm2d> && is_a_value<nn::LSTM> && is_a_value<nn::GRUCell>);
+static_assert(is_a_value<nn::ModuleDict> && is_a_value<nn::Residual> && is_a_value<nn::TransformerEncoderLayer>);
+static_assert(is_a_value<nn::Embedding> && is_a_value<nn::RotaryEmbedding> && is_a_value<nn::Dropout> && is_a_value<nn::Pad>);
+
 static_assert(!std::is_assignable_v<nn::Parameter&, Tensor> && !std::is_assignable_v<nn::Parameter&, nn::Parameter&>);
 static_assert(std::is_nothrow_assignable_v<nn::Parameter&, nn::Parameter>);
 static_assert(!std::is_assignable_v<nn::Buffer&, Tensor> && !std::is_constructible_v<nn::Any, nn::Linear&>);
-static_assert(sizeof(nn::Parameter) == sizeof(Tensor) && sizeof(nn::ReLU) == 16);
+static_assert(sizeof(nn::Parameter) == sizeof(Tensor) && sizeof(nn::ReLU) == 32);
 
 static_assert(std::is_aggregate_v<nn::LinearOptions> && std::is_aggregate_v<LoadOptions>);
 static_assert(std::is_aggregate_v<nn::init::KaimingOptions> && std::is_aggregate_v<nn::init::TruncatedNormalOptions>);
@@ -296,8 +300,8 @@ TEST_CASE("modules() has each module once, without what only holds one") {
 }
 
 TEST_CASE("a field that is not named is an error") {
-  THROWS(names(Forgot()), "Forgot: a module or parameter at byte 72 is missing from HT_FIELDS");
-  THROWS(names(ForgotParameter()), "ForgotParameter: a module or parameter at byte 72 is missing");
+  THROWS(names(Forgot()), "Forgot: a module or parameter at byte 104 is missing from HT_FIELDS");
+  THROWS(names(ForgotParameter()), "ForgotParameter: a module or parameter at byte 104 is missing");
   THROWS(names(ForgotOptional()), "is missing from HT_FIELDS");
   THROWS(names(ForgotAny()), "is missing from HT_FIELDS");
   THROWS(names(ForgotBase()), "is missing from HT_FIELDS");
@@ -670,13 +674,76 @@ TEST_CASE("a summary of any run, of any dtype, leaves the model as it was") {
   CHECK(fc(ones({7, 2})).requires_grad());
 }
 
+// ---- hooks
+
+TEST_CASE("forward hooks see and replace what goes in and comes out") {
+  Net net;
+  Tensor x = randn({3, 4}), plain = net(x);
+  std::string order;
+  auto mark = [&](const char* what) { return [&order, what](nn::Module&, const Tensor&) { order += what; return Tensor(); }; };
+  HookHandle first = net.register_forward_pre_hook(mark("a")), second = net.register_forward_pre_hook(mark("b"));
+  const nn::Module* seen = nullptr;
+  HookHandle after = net.fc.register_forward_hook([&](nn::Module& m, const Tensor& in, const Tensor& out) {
+    order += "c";
+    seen = &m;
+    CHECK(in.shape() == Shape{3, 4});
+    CHECK(out.shape() == Shape{3, 3});
+    return Tensor();
+  });
+  CHECK(net(x).to_vector<float>() == plain.to_vector<float>());
+  CHECK(order == "abc");
+  CHECK(seen == &net.fc);
+
+  first.remove();
+  order.clear();
+  net(x);
+  CHECK(order == "bc");
+  after = net.register_forward_hook([](nn::Module&, const Tensor&, const Tensor& y) { return y * 2; });
+  CHECK(net(x).to_vector<float>() == (plain * 2).to_vector<float>());
+  HookHandle before = net.register_forward_pre_hook([](nn::Module&, const Tensor& in) { return in * 0; });
+  CHECK(net(x).to_vector<float>() == (net.forward(x * 0) * 2).to_vector<float>());
+}
+
+TEST_CASE("hooks move with a module, are not cloned, and outlive nothing") {
+  int calls = 0;
+  auto count = [&](nn::Module&, const Tensor&, const Tensor&) { ++calls; return Tensor(); };
+  HookHandle kept;
+  {
+    Net net;
+    HookHandle handle = net.register_forward_hook(count);
+    CHECK(net.observed());
+    Net copy = net.clone(), moved = std::move(net);
+    CHECK_FALSE(copy.observed());
+    copy(ones({1, 4}));
+    CHECK(calls == 0);
+    moved(ones({1, 4}));
+    CHECK(calls == 1);
+    moved.register_forward_hook(count).detach();
+    moved(ones({1, 4}));
+    CHECK(calls == 3);
+    handle.remove();
+    moved(ones({1, 4}));
+    CHECK(calls == 4);
+    kept = moved.register_forward_hook(count);
+  }
+  kept.remove();  // its module is gone
+  Net net;
+  HookHandle once;
+  once = net.register_forward_hook([&](nn::Module&, const Tensor&, const Tensor&) { once.remove(); ++calls; return Tensor(); });
+  net(ones({1, 4}));
+  net(ones({1, 4}));
+  CHECK(calls == 5);
+  CHECK_FALSE(net.observed());
+}
+
 // ---- vocabulary
 
 // A method hides a function of the same name inside every forward.
 TEST_CASE("the methods of Module are no operators") {
   for (const char* method : {"forward", "to", "train", "eval", "training", "requires_grad_", "zero_grad", "apply",
                              "parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules",
-                             "state_dict", "load_state_dict", "summary", "watched"}) {
+                             "state_dict", "load_state_dict", "summary", "observed", "keeps_f32", "fixed_dtype", "register_forward_hook",
+                             "register_forward_pre_hook"}) {
     INFO(method);
     CHECK(find_op(method) == nullptr);
   }

@@ -1,4 +1,4 @@
-// The programs of the design, as users would type them: 1 and 3 to 6.
+// The programs of the design, as users would type them: 1 to 6.
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
 
@@ -13,6 +13,19 @@ struct Net {
   Tensor w2 = randn({4, 16}, {.requires_grad = true}), b2 = zeros({4}, {.requires_grad = true});
   std::vector<Tensor> parameters() const { return {w1, b1, w2, b2}; }
   Tensor operator()(const Tensor& x) const { return linear(linear_relu(x, w1, b1), w2, b2); }
+};
+
+struct ConvNet : nn::Module {
+  nn::Conv2d conv1{1, 32, 3}, conv2{32, 64, 3};
+  nn::BatchNorm2d norm{64};
+  nn::Linear fc{9216, 128}, head{128, 10};
+  nn::Parameter gain{ones({10})};
+  nn::Buffer seen{zeros({})};
+  HT_FIELDS(conv1, conv2, norm, fc, head, gain, seen)
+  Tensor forward(const Tensor& x) override {  // [n, 1, 28, 28] -> [n, 10]
+    auto h = max_pool2d(relu(norm(conv2(relu(conv1(x))))), 2);
+    return head(relu(fc(h.flatten(1)))) * gain;
+  }
 };
 
 struct Batch {
@@ -40,6 +53,25 @@ TEST_CASE("program 1: tensors and gradients") {
   Tensor before = w.detach().clone();
   { NoGrad guard; w.add_(gw, -0.1); }
   REQUIRE(w.to_vector<float>() == (before - gw.detach() * 0.1).to_vector<float>());
+}
+
+TEST_CASE("program 2: a model") {
+  nn::Sequential mlp{nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 128), nn::ReLU(), nn::Linear(128, 10)};
+  ConvNet net;
+  net.to(Device::cpu()).train();
+  REQUIRE_THAT(net.summary({2, 1, 28, 28}), Catch::Matchers::Contains("norm     BatchNorm2d  [2, 64, 24, 24]"));
+  auto copy = net.clone();
+  static_assert(std::same_as<decltype(copy), ConvNet>);
+  std::string names;
+  for (auto& [name, t] : net.state_dict()) names += name + " ";
+  REQUIRE(names ==
+          "conv1.weight conv1.bias conv2.weight conv2.bias norm.weight norm.bias norm.running_mean norm.running_var "
+          "norm.num_batches_tracked fc.weight fc.bias head.weight head.bias gain seen ");
+  Tensor x = randn({2, 1, 28, 28});
+  REQUIRE(copy(x).to_vector<float>() == net(x).to_vector<float>());
+  net(x).sum().backward();
+  REQUIRE(net.conv1.weight.grad().defined());
+  REQUIRE(mlp(x.flatten(1)).shape() == Shape{2, 10});
 }
 
 TEST_CASE("program 3: typical mixed-precision training") {
