@@ -455,8 +455,8 @@ def convolutions():
                 for bias in (True, False):
                     sample(f"conv_transpose{d}d", lambda x, w, b: g(x, w, b, **(options | extra)), var(2, c, *size), var(c, o // groups if o % groups == 0 else o, *kernel),
                            var(o) if bias else None, **(options | extra))
-    for dtype in (torch.float32, torch.bfloat16):
-        sample("conv2d", lambda x, w, b: F.conv2d(x, w, b), const(1, 2, 5, 5, dtype=dtype), const(3, 2, 3, 3, dtype=dtype), const(3, dtype=dtype))
+    f32 = torch.float32  # not bf16: PyTorch's own is up to dozens of roundings off on the CPU
+    sample("conv2d", lambda x, w, b: F.conv2d(x, w, b), const(1, 2, 5, 5, dtype=f32), const(3, 2, 3, 3, dtype=f32), const(3, dtype=f32))
 
 
 POOLS = [  # size, kernel, options
@@ -634,9 +634,10 @@ def losses():
         for t, n, c, s in ((4, 1, 3, 1), (8, 2, 4, 3), (12, 3, 3, 4)):
             targets = whole(n, s, low=1, high=c)
             steps, lengths = torch.tensor([t - k for k in range(n)]), torch.tensor([max(1, s - k) for k in range(n)])
-            sample("ctc_loss", lambda x, y, i, l: F.ctc_loss(x, y, i, l, **r), var(t, n, c).log_softmax(2).detach().requires_grad_(), targets, steps, lengths, once=True, **r)
-            sample("ctc_loss", lambda x, y, i, l: F.ctc_loss(x, y, i, l, blank=c - 1, zero_infinity=True, **r), var(t, n, c).log_softmax(2).detach().requires_grad_(), targets - 1, steps,
-                   lengths, once=True, blank=c - 1, zero_infinity=1, **r)
+            # Of logits: PyTorch's gradient is right only in those.
+            sample("ctc_loss", lambda x, y, i, l: F.ctc_loss(x.log_softmax(2), y, i, l, **r), var(t, n, c), targets, steps, lengths, once=True, **r)
+            sample("ctc_loss", lambda x, y, i, l: F.ctc_loss(x.log_softmax(2), y, i, l, blank=c - 1, zero_infinity=True, **r), var(t, n, c), targets - 1, steps, lengths, once=True,
+                   blank=c - 1, zero_infinity=1, **r)
 
 
 # ---- indices
