@@ -51,7 +51,7 @@ Tensor turned(const Tensor& x) {
   return stack({y, y}, -1).select(-1, 0).permute(order);
 }
 
-bool takes_strides(const OpDef& op) { return std::string_view(op.name) != "view"; }
+bool takes_strides(const OpDef& op) { return &op != &op::view && &op != &op::transfer; }
 
 // A small function to check, and where. Many elements are checked along random lines through them.
 struct Check {

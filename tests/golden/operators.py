@@ -338,6 +338,9 @@ def shapes():
         for count in (1, 2, 3):
             sample("cat", lambda *x: torch.cat(x, dim), *(var(*(s + k if d == dim % len(shape) else s for d, s in enumerate(shape))) for k in range(count)), dim=dim)
             sample("stack", lambda *x: torch.stack(x, dim), *(var(*shape) for _ in range(count)), dim=dim)
+    for shape, dim in (((3, 0, 1), 2), ((0, 2), 0), ((2, 0), 0)):
+        sample("cat", lambda *x: torch.cat(x, dim), const(*shape), const(*shape), dim=dim)
+        sample("stack", lambda *x: torch.stack(x, dim), const(*shape), const(*shape), dim=dim)
     for shape, offset, a, b in (((3, 4), 0, 0, 1), ((3, 4), 1, 0, 1), ((4, 3), -2, 0, 1), ((2, 3, 3), 0, 1, 2), ((2, 3, 4), 1, 2, 0), ((2, 3, 4), -1, -1, -2)):
         sample("diagonal", lambda x: x.diagonal(offset, a, b), var(*shape), offset=offset, dim1=a, dim2=b)
         part = torch.zeros(shape).diagonal(offset, a, b).shape
@@ -394,7 +397,8 @@ def products():
     for n, m, k, o in ((1, 1, 1, 1), (2, 3, 4, 5), (3, 2, 7, 1), (1, 5, 2, 6)):
         sample("bmm", torch.bmm, var(n, m, k), var(n, k, o))
         for beta, alpha in ((1.0, 1.0), (0.5, -2.0), (0.0, 1.5)):
-            f = lambda c, a, b: torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
+            # With beta 0, PyTorch's baddbmm multiplies whatever the fresh memory held by 0.
+            f = lambda c, a, b: torch.baddbmm(c, a, b, beta=beta, alpha=alpha) if beta else alpha * torch.bmm(a, b)
             sample("baddbmm", f, var(n, m, o), var(n, m, k), var(n, k, o), beta=beta, alpha=alpha)
             sample("baddbmm", f, var(o), var(n, m, k), var(n, k, o), beta=beta, alpha=alpha)
             f = lambda c, a, b: torch.addmm(c, a, b, beta=beta, alpha=alpha)
