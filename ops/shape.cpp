@@ -61,7 +61,7 @@ void run_cat(const Call& c, std::span<Tensor> out) {
   int64_t at = 0, dim = c.as<Joined>().dim;
   for (auto& x : c.in) {
     const Meta& y = out[0].meta();
-    call_all(op::copy, {out[0].as_strided(x.shape(), y.strides, y.offset + at * y.strides[static_cast<size_t>(dim)]), x});
+    if (x.numel() > 0) call_all(op::copy, {out[0].as_strided(x.shape(), y.strides, y.offset + at * y.strides[static_cast<size_t>(dim)]), x});
     at += x.size(dim);
   }
 }

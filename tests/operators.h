@@ -35,6 +35,32 @@ template <class F> void each_sample(F f) {
   }
 }
 
+// How many cases of a kind each operator gives: none may stand for the others.
+class Shares {
+ public:
+  explicit Shares(const char* key) : key_(key) {}
+  void count(const std::string& op, int64_t n = 1) {
+    tests::count(key_, n);
+    cases_[op] += n;
+    total_ += n;
+  }
+  int64_t of(const std::string& op) const {
+    auto c = cases_.find(op);
+    return c == cases_.end() ? 0 : c->second;
+  }
+  void check() const {
+    for (auto& [op, n] : cases_) {
+      INFO(op << ": " << n << " of " << total_ << " " << key_);
+      CHECK(n * 100 <= total_ * 3);
+    }
+  }
+
+ private:
+  const char* key_;
+  std::map<std::string, int64_t> cases_;
+  int64_t total_ = 0;
+};
+
 inline std::string describe(const OpDef& op, const Sample& s, size_t k) {
   std::string text = std::string(op.name) + " sample " + std::to_string(k) + ":";
   for (auto& i : s.in) text += " " + (i.present ? str(i.shape) : "none");

@@ -43,24 +43,41 @@ Tensor direction(const Tensor& x, uint64_t seed, uint64_t stream) {
   return from_values(v, x.shape(), DType::f64);
 }
 
+// x with its dimensions in another order in memory and gaps between elements; so is, on the way back, its gradient.
+Tensor turned(const Tensor& x) {
+  Shape order;
+  for (int d = x.rank(); d-- > 0;) order.push_back(d);
+  Tensor y = x.permute(order);
+  return stack({y, y}, -1).select(-1, 0).permute(order);
+}
+
+bool takes_strides(const OpDef& op) { return &op != &op::view && &op != &op::transfer; }
+
 // A small function to check, and where. Many elements are checked along random lines through them.
 struct Check {
   GradcheckFunction f;
   std::vector<Tensor> x;
 };
-Check check_of(const OpDef& op, const Sample& s) {
+Check check_of(const OpDef& op, const Sample& s, bool strided) {
   Point p(s, DType::f64);
+  auto called = [&op, s, p, strided](Tensors in) {
+    if (!strided) return outputs(op, in, s.attrs);
+    for (size_t i : p.at) in[i] = turned(in[i]);
+    auto y = outputs(op, in, s.attrs);
+    for (auto& o : y) if (is_floating(o.dtype())) o = turned(o);
+    return y;
+  };
   if (p.elements() <= 40)
-    return {[&op, s, p](const std::vector<Tensor>& x) {
+    return {[called, p](const std::vector<Tensor>& x) {
               Tensors in = p.in;
               for (size_t k = 0; k < x.size(); ++k) in[p.at[k]] = x[k];
-              return outputs(op, in, s.attrs);
+              return called(in);
             },
             p.leaves()};
   constexpr size_t lines = 3;
   std::vector<Tensor> t;
   for (size_t k = 0; k < lines; ++k) t.push_back(zeros({}, {.dtype = DType::f64, .requires_grad = true}));
-  return {[&op, s, p](const std::vector<Tensor>& along) {
+  return {[called, p](const std::vector<Tensor>& along) {
             Tensors in = p.in;
             for (size_t i : p.at) {
               Tensor x = p.in[i].detach();
@@ -68,7 +85,7 @@ Check check_of(const OpDef& op, const Sample& s) {
               in[i] = x;
             }
             std::vector<Tensor> y;
-            for (auto& o : outputs(op, in, s.attrs))
+            for (auto& o : called(in))
               for (uint64_t k = 0; k < 2; ++k)
                 if (is_floating(o.dtype())) y.push_back(sum(o * direction(o, 100 + k, 0)));
             return y;
@@ -85,17 +102,23 @@ double largest_in(const Tensor& t) {
 }  // namespace
 
 TEST_CASE("the first derivative of every operator agrees with differences") {
-  each_sample([](const OpDef& op, const Sample& s, size_t k) {
+  Shares cases("gradchecks");
+  each_sample([&](const OpDef& op, const Sample& s, size_t k) {
     if (!op.backward) return;
-    Check c = check_of(op, s);
-    INFO(describe(op, s, k));
-    CHECK(gradcheck_report(c.f, c.x, {.rtol = 1e-5, .atol = 1e-6}) == "");
-    count("gradchecks");
+    for (bool strided : {false, true}) {
+      if (strided && !takes_strides(op)) continue;
+      Check c = check_of(op, s, strided);
+      INFO(describe(op, s, k) << (strided ? ", strided" : ""));
+      CHECK(gradcheck_report(c.f, c.x, {.rtol = 1e-5, .atol = 1e-6}) == "");
+      cases.count(op.name);
+    }
   });
+  cases.check();
 }
 
 TEST_CASE("the second derivative of every operator agrees with differences") {
-  each_sample([](const OpDef& op, const Sample& s, size_t k) {
+  Shares cases("gradgradchecks");
+  each_sample([&](const OpDef& op, const Sample& s, size_t k) {
     if (!op.backward) return;
     INFO(describe(op, s, k));
     if (op.order < 2) {  // says so
@@ -103,10 +126,15 @@ TEST_CASE("the second derivative of every operator agrees with differences") {
       CHECK_THROWS_WITH(grad({weighed(outputs(op, p.in, s.attrs))}, p.leaves(), {.create_graph = true}), Catch::Contains("can be differentiated once"));
       return;
     }
-    Check c = check_of(op, s);
-    CHECK(gradgradcheck_report(c.f, c.x, {.rtol = 1e-5, .atol = 1e-6}) == "");
-    count("gradgradchecks");
+    for (bool strided : {false, true}) {
+      if (strided && !takes_strides(op)) continue;
+      Check c = check_of(op, s, strided);
+      INFO((strided ? "strided" : "contiguous"));
+      CHECK(gradgradcheck_report(c.f, c.x, {.rtol = 1e-5, .atol = 1e-6}) == "");
+      cases.count(op.name);
+    }
   });
+  cases.check();
 }
 
 TEST_CASE("the fused gradient equals the composed one") {

@@ -79,8 +79,8 @@ Tensor gradient(const std::function<Tensor(const Tensor&)>& f, const Tensor& at)
   return grad({f(x)}, {x})[0];
 }
 
-struct Outer { size_t a, n, b; };
-constexpr Outer sizes[] = {{1, 1, 1}, {2, 7, 3}, {3, 33, 1}, {1, 257, 4}, {2, 1025, 1}, {70, 3, 5}};
+struct Extents { size_t a, n, b; };
+constexpr Extents sizes[] = {{1, 1, 1}, {2, 7, 3}, {3, 33, 1}, {1, 257, 4}, {2, 1025, 1}, {70, 3, 5}};
 
 }  // namespace
 
@@ -164,7 +164,7 @@ TEST_CASE("max and min of a dimension, with their places") {
 
 TEST_CASE("running sums, products and recurrences go along a line") {
   Random random{13};
-  for (auto& size : {Outer{1, 1, 1}, Outer{2, 7, 3}, Outer{3, 33, 1}, Outer{1, 257, 4}, Outer{2, 2100, 1}, Outer{70, 3, 5}})
+  for (auto& size : {Extents{1, 1, 1}, Extents{2, 7, 3}, Extents{3, 33, 1}, Extents{1, 257, 4}, Extents{2, 2100, 1}, Extents{70, 3, 5}})
     for (DType t : floats)
       for (bool reverse : {false, true}) {
         const size_t a = size.a, n = size.n, b = size.b;

@@ -20,6 +20,17 @@ using Doubles = std::vector<double>;
     halftone::tests::count("error_texts");               \
   } while (false)
 
+TEST_CASE("tensors without elements are joined along any dimension") {
+  for (int64_t dim : {0, 1, 2}) {
+    Tensor x = zeros({3, 0, 2}, {.requires_grad = true}), y = cat({x, x, x}, dim);
+    Shape expected{3, 0, 2};
+    expected[static_cast<size_t>(dim)] *= 3;
+    CHECK(y.shape() == expected);
+    CHECK(grad({sum(y)}, {x})[0].shape() == x.shape());
+    CHECK(stack({x, x}, dim).size(dim) == 2);
+  }
+}
+
 TEST_CASE("cat and the scatters write into outputs that have an offset") {
   Tensor whole = full({20}, -1.0), part = whole.as_strided({4, 2}, {2, 1}, 6);
   call_into(op::cat, {numbered({1, 2}).to(DType::f32), numbered({3, 2}).to(DType::f32)}, Attrs::of(int32_t{0}), part);

@@ -109,9 +109,9 @@ void compare(const std::vector<Tensor>& got, const std::vector<Tensor>& expected
 
 // ---- layouts
 
-enum class Layout { transposed, strided, outer_strided, padded, expanded, all_expanded };
+enum class Layout { transposed, strided, outer_strided, padded, expanded, all_expanded, contiguous };
 constexpr Layout layouts[] = {Layout::transposed, Layout::strided, Layout::outer_strided, Layout::padded, Layout::expanded, Layout::all_expanded};
-constexpr const char* layout_names[] = {"transposed", "strided with offset", "outer strided", "odd strides at size 1", "expanded", "all expanded"};
+constexpr const char* layout_names[] = {"transposed", "strided with offset", "outer strided", "odd strides at size 1", "expanded", "all expanded", "contiguous"};
 
 Tensor with_gaps(const Tensor& x, int dim) {
   if (x.rank() == 0) {
@@ -143,6 +143,7 @@ Tensor laid_out(const Tensor& x, Layout l) {
     }
     case Layout::expanded: return x.rank() == 0 || x.size(0) == 0 ? x : x.slice(0, 0, 1).clone().expand(x.shape());
     case Layout::all_expanded: return x.numel() == 0 ? x : x.reshape({x.numel()}).select(0, 0).clone().expand(x.shape());
+    case Layout::contiguous: return x;
   }
   return x;
 }
@@ -159,8 +160,9 @@ bool may_vary(const OpDef& op, const Sample& s, const Tensors& in, size_t i) {
 
 }  // namespace
 
-TEST_CASE("16-bit and f32 results agree with f64") {
-  each_sample([](const OpDef& op, const Sample& s, size_t k) {
+TEST_CASE("16-bit and f32 results agree with f64, from any layout") {
+  Shares cases("oracle_combinations");
+  each_sample([&](const OpDef& op, const Sample& s, size_t k) {
     for (DType t : {DType::f16, DType::bf16, DType::f32}) {
       if (!supports(op, s, t)) continue;
       INFO(describe(op, s, k) << ", " << str(t));
@@ -169,10 +171,23 @@ TEST_CASE("16-bit and f32 results agree with f64") {
       auto expected = results(op, in_f64(s, in, false), s.attrs);
       if (std::string_view(op.name) == "uniform")  // what rounds to the open end takes the closed one's place
         expected[0] = where(ge(expected[0].to(t), 1), 0, expected[0]);
-      compare(results(op, in, s.attrs), expected, b);
-      count("oracle_combinations");
+      for (Layout l : {Layout::contiguous, Layout::transposed, Layout::strided, Layout::outer_strided, Layout::padded}) {
+        Tensors laid = make_inputs(s, t);
+        int varied = 0;
+        for (size_t i = 0; i < laid.size(); ++i) {
+          if (l == Layout::contiguous || !may_vary(op, s, laid, i) || (std::string_view(op.name) == "view" && l != Layout::padded)) continue;
+          Tensor dense = laid[i];
+          laid[i] = laid_out(dense, l);
+          varied += laid[i].strides() != dense.strides();
+        }
+        if (l != Layout::contiguous && varied == 0) continue;  // the same again
+        INFO(layout_names[static_cast<int>(l)]);
+        compare(results(op, laid, s.attrs), expected, b);
+        cases.count(op.name);
+      }
     }
   });
+  cases.check();
 }
 
 TEST_CASE("sums and products of whole numbers are exact wherever the result can be") {
