@@ -156,6 +156,20 @@ const std::map<std::string, Function>& functions() {
       {"addcdiv", [](const In& in) -> Out { return addcdiv(in[0], in[1], in[2], in.number("value")); }},
       {"clamp", [](const In& in) -> Out { return clamp(in[0], in.operand(1, "low"), in.operand(2, "high")); }},
       {"cast", [](const In& in) -> Out { return in[0].to(in.dtype("dtype")); }},
+      {"add_", [](const In& in) -> Out { return in[0].clone().add_(in[1], in.number("alpha")); }},
+      {"mul_", [](const In& in) -> Out { return in[0].clone().mul_(in[1]); }},
+      {"copy_", [](const In& in) -> Out { return in[0].clone().copy_(in[1]); }},
+      {"lerp_", [](const In& in) -> Out { return in[0].clone().lerp_(in[1], in.number("weight")); }},
+      {"fill_", [](const In& in) -> Out { return in[0].clone().fill_(in.number("value")); }},
+      {"total_norm", [](const In& in) -> Out { return total_norm(in.tensors()); }},
+      {"clamp_all_", [](const In& in) -> Out {
+         clamp_all_(in.tensors(), in.number("limit"));
+         return in.tensors();
+       }},
+      {"scale_all_", [](const In& in) -> Out {
+         scale_all_(in.tensors(), full({}, in.number("factor")));
+         return in.tensors();
+       }},
       // reductions, scans, order
       REDUCTION(sum), REDUCTION(mean), REDUCTION(prod), REDUCTION(logsumexp), REDUCTION(amax), REDUCTION(amin), REDUCTION(all), REDUCTION(any), REDUCTION(count_nonzero),
       {"var", [](const In& in) -> Out {

@@ -215,6 +215,23 @@ def ternary():
         if_supported("lerp", torch.lerp, *(const(5, low=0, high=2, dtype=dtype) for _ in range(3)))
 
 
+def in_place():
+    for shapes in (((5,), (5,)), ((2, 3), (3,)), ((2, 3, 2), (3, 1)), ((3,), ())):
+        for alpha in (1.0, -0.5):
+            sample("add_", lambda x, y: x.clone().add_(y, alpha=alpha), *(const(*s) for s in shapes), alpha=alpha)
+        sample("mul_", lambda x, y: x.clone().mul_(y), *(const(*s) for s in shapes))
+        sample("copy_", lambda x, y: x.clone().copy_(y), *(const(*s) for s in shapes))
+        sample("lerp_", lambda x, y: x.clone().lerp_(y, 0.3), *(const(*s) for s in shapes), weight=0.3)
+        sample("fill_", lambda x: x.clone().fill_(0.7), const(*shapes[0]), value=0.7)
+    for a, b in itertools.product(DTYPES, repeat=2):
+        sample("copy_", lambda x, y: x.clone().copy_(y), const(3, low=0, dtype=a), const(3, low=0, dtype=b))
+    for count in (1, 3):
+        many = [const(*s) for s in ((4,), (2, 3), ())[:count]]
+        sample("total_norm", lambda *x: torch.stack([t.norm() for t in x]).norm(), *many)
+        sample("clamp_all_", lambda *x: [t.clamp(-0.5, 0.5) for t in x], *many, limit=0.5)
+        sample("scale_all_", lambda *x: [t * 0.25 for t in x], *many, factor=0.25)
+
+
 # ---- reductions, scans, order
 
 def over(x, dims):
@@ -698,7 +715,7 @@ def write(path):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for family in (unary, binary, ternary, reductions, scans_and_order, shapes, rearrangements, products, convolutions, pools, norms, softmaxes, attention, losses, indices):
+    for family in (unary, binary, ternary, in_place, reductions, scans_and_order, shapes, rearrangements, products, convolutions, pools, norms, softmaxes, attention, losses, indices):
         family()
     metadata |= {"torch": torch.__version__, "seed": str(SEED)}
     write(Path(__file__).with_suffix(".safetensors"))
