@@ -56,8 +56,8 @@ void run_ctc(const Call& c, std::span<Tensor> out) {
         double* alpha = out.size() > 1 ? out[1].data<double>() + n * steps * a.width : own.data();
         std::fill_n(alpha, steps * a.width, detail::never);
         for (int64_t t = 0; t < item.steps; ++t)
-          for (int64_t s = 0; s < item.states(); ++s) alpha[t * a.width + s] = item.alpha(alpha + (t - 1) * a.width, t, s);
-        out[0].data<accumulate_t<T>>()[n] = static_cast<accumulate_t<T>>(item.loss(alpha + (item.steps - 1) * a.width));
+          for (int64_t s = 0; s < item.states(); ++s) alpha[t * a.width + s] = item.alpha(alpha + std::max<int64_t>(t - 1, 0) * a.width, t, s);
+        out[0].data<accumulate_t<T>>()[n] = static_cast<accumulate_t<T>>(item.loss(alpha + std::max<int64_t>(item.steps - 1, 0) * a.width));
       }
     });
   });
@@ -74,7 +74,7 @@ void run_ctc_grad(const Call& c, std::span<Tensor> out) {
       for (int64_t n = begin; n < end; ++n) {
         auto item = a.item<T>(n);
         const double* alpha = alphas.data<double>() + n * steps * a.width;
-        double loss = item.loss(alpha + (item.steps - 1) * a.width), scale = g.data<accumulate_t<T>>()[n];
+        double loss = item.loss(alpha + std::max<int64_t>(item.steps - 1, 0) * a.width), scale = g.data<accumulate_t<T>>()[n];
         for (int64_t t = steps; t-- > 0;) {
           std::fill(sums.begin(), sums.end(), 0.0);
           if (t < item.steps && loss < HUGE_VAL) {

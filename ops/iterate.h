@@ -20,7 +20,10 @@ template <size_t N> struct Rows {
     for (size_t d = 0; d < s.size(); ++d) {
       if (s[d] == 1) continue;
       bool merges = shape.rank() > 0;
-      for (size_t k = 0; k < N && merges; ++k) merges = strides[k].back() == stride(k, d) * s[d];
+      for (size_t k = 0; k < N && merges; ++k) {
+        int64_t next = 0;  // sizes of a tensor without elements may be huge
+        merges = !__builtin_mul_overflow(stride(k, d), s[d], &next) && strides[k].back() == next;
+      }
       if (merges) {
         shape[shape.size() - 1] *= s[d];
         for (size_t k = 0; k < N; ++k) strides[k][strides[k].size() - 1] = stride(k, d);
