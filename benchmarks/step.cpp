@@ -1,13 +1,15 @@
-// One training step of the multi-layer perceptrons that benchmarks/peers measures too: forward, loss, backward, unscale, optimizer,
-// scaler. Modes are interleaved in rounds; medians are printed, one JSON line a mode.
-//   step [--device cuda] [--models mlp_small mlp_wide] [--rounds 15]
+// Training steps of networks that are measured elsewhere, too: forward, loss, backward, unscale, optimizer, scaler. Modes of small
+// networks are interleaved in rounds; medians are printed, one JSON line a mode.
+//   step [--device cuda] [--models mlp_small lenet resnet18] [--precisions fp32 fp16] [--rounds 15]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 
+#include "halftone/benchmarks/models.h"
 #include "halftone/halftone.h"
 
 namespace ht = halftone;
@@ -17,24 +19,81 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Model { const char* name; int64_t batch; std::vector<int64_t> widths; };
-const std::vector<Model> models = {{"mlp_small", 128, {784, 256, 128, 10}}, {"mlp_wide", 8192, {4096, 4096, 4096, 4096, 1000}}};
+// A workload: its network, its batch, its optimizer.
+struct Workload {
+  const char* name;
+  std::function<std::unique_ptr<nn::Module>()> network;
+  Shape input;          // of a batch; of token numbers below `vocabulary` when that is not 0
+  int64_t vocabulary;
+  int64_t targets, classes;
+  bool adam;
+};
+
+template <class M> std::unique_ptr<nn::Module> owned(M&& m) { return std::make_unique<M>(std::move(m)); }
+std::unique_ptr<nn::Module> perceptron(const std::vector<int64_t>& widths) {
+  nn::Sequential net;
+  for (size_t i = 0; i + 1 < widths.size(); ++i) {
+    net.add(nn::Linear(widths[i], widths[i + 1]));
+    if (i + 2 < widths.size()) net.add(nn::ReLU());
+  }
+  return owned(std::move(net));
+}
+std::unique_ptr<nn::Module> lenet() {
+  return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
+                              nn::Linear(9216, 128), nn::ReLU(), nn::Linear(128, 10)});
+}
+
+const std::vector<Workload>& workloads() {
+  using namespace benchmarks;
+  static const std::vector<Workload> all = {
+      {"mlp_small", [] { return perceptron({784, 256, 128, 10}); }, {128, 784}, 0, 128, 10, false},
+      {"mlp_wide", [] { return perceptron({4096, 4096, 4096, 4096, 1000}); }, {8192, 4096}, 0, 8192, 1000, false},
+      {"lenet", lenet, {256, 1, 28, 28}, 0, 256, 10, true},
+      {"resnet18", [] { return owned(residual_network({2, 2, 2, 2}, false, true, 10)); }, {512, 3, 32, 32}, 0, 512, 10, false},
+      {"resnet50", [] { return owned(residual_network({3, 4, 6, 3}, true, false, 1000)); }, {256, 3, 224, 224}, 0, 256, 1000, false},
+      {"gpt2", [] { return owned(Gpt(50304, 1024, 12, 12, 768)); }, {32, 1024}, 50304, 32 * 1024, 50304, true},
+  };
+  return all;
+}
+
+// Where the time of a step goes: waits for the device after every operator, so sums are larger than a step.
+class Profile final : public amp::Watcher {
+ public:
+  explicit Profile(Device device) : device_(device) {}
+  void before(const Call&) override { start_ = now(); }
+  void after(const Call& c, const Tensors&) override {
+    auto& [calls, ms] = by_operator_[c.op->name];
+    ++calls;
+    ms += std::chrono::duration<double, std::milli>(now() - start_).count();
+  }
+  void print() const {
+    std::vector<std::pair<std::string, std::pair<int, double>>> all(by_operator_.begin(), by_operator_.end());
+    std::sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.second.second > b.second.second; });
+    for (auto& [name, entry] : all) std::printf("  %-28s %5d calls %10.3f ms\n", name.c_str(), entry.first, entry.second);
+  }
+
+ private:
+  Clock::time_point now() const {
+    backend(device_.type).synchronize(device_.index);
+    return Clock::now();
+  }
+  Device device_;
+  Clock::time_point start_;
+  std::map<std::string, std::pair<int, double>> by_operator_;
+};
 
 // A network with its optimizer, and one way of running a step of it.
 class Trainer {
  public:
-  Trainer(const Model& m, Device device, std::optional<DType> dtype, bool captured)
-      : device_(device), mixed_{.dtype = dtype, .enabled = dtype.has_value()}, scaler_({.enabled = dtype == DType::f16}) {
+  Trainer(const Workload& w, Device device, std::optional<DType> dtype, bool captured)
+      : device_(device), mixed_{.dtype = dtype, .enabled = dtype.has_value()}, scaler_({.enabled = dtype == DType::f16}), net_(w.network()) {
     manual_seed(0);
-    for (size_t i = 0; i + 1 < m.widths.size(); ++i) {
-      net_.add(nn::Linear(m.widths[i], m.widths[i + 1]));
-      if (i + 2 < m.widths.size()) net_.add(nn::ReLU());
-    }
-    net_.to(device);
-    opt_ = std::make_unique<optim::SGD>(net_.parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
-    for (int i = 0; i < 4; ++i) {
-      inputs_.push_back(randn({m.batch, m.widths[0]}, {.device = device}));
-      targets_.push_back(randint(0, m.widths.back(), {m.batch}).to(device));
+    net_->to(device);
+    if (w.adam) opt_ = std::make_unique<optim::AdamW>(net_->parameters(), optim::AdamWOptions{.lr = 1e-3});
+    else opt_ = std::make_unique<optim::SGD>(net_->parameters(), optim::SGDOptions{.lr = 1e-3, .momentum = 0.9});
+    for (int i = 0; i < 2; ++i) {
+      inputs_.push_back(w.vocabulary > 0 ? randint(0, w.vocabulary, w.input).to(device) : randn(w.input, {.device = device}));
+      targets_.push_back(randint(0, w.classes, {w.targets}).to(device));
     }
     if (captured) {
       auto graph = std::make_shared<Captured<std::function<Tensor(const Tensor&, const Tensor&)>>>(
@@ -47,11 +106,19 @@ class Trainer {
   double measure(int steps) {
     backend(device_.type).synchronize(device_.index);
     auto start = Clock::now();
-    for (int i = 0; i < steps; ++i) loss_ = run_(inputs_[next_ % 4], targets_[next_ % 4]), ++next_;
+    for (int i = 0; i < steps; ++i) loss_ = run_(inputs_[next_ % 2], targets_[next_ % 2]), ++next_;
     backend(device_.type).synchronize(device_.index);
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count() / steps;
   }
   double loss() const { return loss_.item(); }
+  void profile() {
+    Profile p(device_);
+    {
+      amp::Watching on(p);
+      loss_ = step(inputs_[0], targets_[0]);
+    }
+    p.print();
+  }
 
  private:
   Tensor step(const Tensor& x, const Tensor& target) {
@@ -59,7 +126,7 @@ class Trainer {
     Tensor loss;
     {
       amp::Autocast region(mixed_);
-      loss = cross_entropy(net_(x), target);
+      loss = cross_entropy((*net_)(x), target);
     }
     scaler_.scale(loss).backward();
     scaler_.step(*opt_);
@@ -70,8 +137,8 @@ class Trainer {
   Device device_;
   amp::AutocastOptions mixed_;
   amp::GradScaler scaler_;
-  nn::Sequential net_;
-  std::unique_ptr<optim::SGD> opt_;
+  std::unique_ptr<nn::Module> net_;
+  std::unique_ptr<optim::Optimizer> opt_;
   std::vector<Tensor> inputs_, targets_;
   std::function<Tensor(const Tensor&, const Tensor&)> run_;
   Tensor loss_;
@@ -80,27 +147,47 @@ class Trainer {
 
 struct Mode { const char* name; std::optional<DType> dtype; bool captured; };
 
-void bench(const Model& m, Device device, int rounds) {
-  std::vector<Mode> modes = {{"fp32", {}, false}, {"fp16", DType::f16, false}, {"bf16", DType::bf16, false}};
-  if (device.type == DeviceType::cuda)
-    for (auto mode : std::vector(modes)) modes.push_back({mode.name, mode.dtype, true});
-  else std::erase_if(modes, [](auto& mode) { return mode.dtype == DType::f16; });
-  std::vector<std::unique_ptr<Trainer>> trainers;
-  for (auto& mode : modes) trainers.push_back(std::make_unique<Trainer>(m, device, mode.dtype, mode.captured));
+// One mode at a time is in memory: large models would not fit together.
+void bench(const Workload& w, Device device, const std::vector<std::string>& precisions, int rounds, bool profile) {
+  std::vector<Mode> modes;
+  for (auto& p : precisions)
+    for (bool captured : {false, true}) {
+      if (captured && device.type == DeviceType::cpu) continue;
+      modes.push_back({p.c_str(), p == "fp16" ? std::optional(DType::f16) : p == "bf16" ? std::optional(DType::bf16) : std::nullopt, captured});
+    }
+  bool together = w.input.numel() * w.targets < int64_t{1} << 33;  // small: rounds of all modes take turns
+  std::vector<std::unique_ptr<Trainer>> trainers(modes.size());
   std::vector<std::vector<double>> times(modes.size());
-  std::vector<int> steps;
-  for (auto& t : trainers) {
-    t->measure(5);
-    steps.push_back(std::clamp(static_cast<int>(20 / t->measure(3)), 1, 500));  // rounds of about 20 ms
-  }
-  for (int r = 0; r < rounds; ++r)
-    for (size_t i = 0; i < modes.size(); ++i) times[i].push_back(trainers[i]->measure(steps[i]));
-  for (size_t i = 0; i < modes.size(); ++i) {
+  std::vector<int> steps(modes.size());
+  std::vector<int64_t> peaks(modes.size());
+  auto start = [&](size_t i) {
+    reset_peak_memory(device);
+    int64_t before = memory_stats(device).allocated;
+    trainers[i] = std::make_unique<Trainer>(w, device, modes[i].dtype, modes[i].captured);
+    trainers[i]->measure(5);
+    steps[i] = std::clamp(static_cast<int>(20 / trainers[i]->measure(3)), 1, 500);  // rounds of about 20 ms
+    peaks[i] = memory_stats(device).peak - before;
+  };
+  auto tell = [&](size_t i) {
     std::sort(times[i].begin(), times[i].end());
-    std::printf("{\"model\": \"%s\", \"device\": \"%s\", \"precision\": \"%s\", \"captured\": %s, \"ms\": %.5f, \"p10\": %.5f, \"p90\": %.5f, \"loss\": %.4f}\n", m.name,
-                str(device).c_str(), modes[i].name, modes[i].captured ? "true" : "false", times[i][times[i].size() / 2], times[i][times[i].size() / 10],
-                times[i][times[i].size() * 9 / 10], trainers[i]->loss());
+    std::printf("{\"case\": \"%s\", \"device\": \"%s\", \"precision\": \"%s\", \"how\": \"%s\", \"ms\": %.5f, \"lo\": %.5f, \"hi\": %.5f, \"peak_mib\": %.1f, \"loss\": %.4f}\n",
+                w.name, str(device).c_str(), modes[i].name, modes[i].captured ? "captured" : "eager", times[i][times[i].size() / 2], times[i][times[i].size() / 10],
+                times[i][times[i].size() * 9 / 10], static_cast<double>(peaks[i]) / 1048576, trainers[i]->loss());
+    if (profile) trainers[i]->profile();
     std::fflush(stdout);
+  };
+  if (together) {
+    for (size_t i = 0; i < modes.size(); ++i) start(i);
+    for (int r = 0; r < rounds; ++r)
+      for (size_t i = 0; i < modes.size(); ++i) times[i].push_back(trainers[i]->measure(steps[i]));
+    for (size_t i = 0; i < modes.size(); ++i) tell(i);
+    return;
+  }
+  for (size_t i = 0; i < modes.size(); ++i) {
+    start(i);
+    for (int r = 0; r < rounds; ++r) times[i].push_back(trainers[i]->measure(steps[i]));
+    tell(i);
+    trainers[i].reset();
   }
 }
 
@@ -108,17 +195,20 @@ void bench(const Model& m, Device device, int rounds) {
 
 int main(int argc, char** argv) {
   std::string device = "cpu";
-  std::vector<std::string> wanted = {"mlp_small"};
+  std::vector<std::string> wanted = {"mlp_small"}, precisions = {"fp32", "fp16", "bf16"};
   int rounds = 15;
-  CLI::App app("Times training steps of multi-layer perceptrons in fp32 and mixed precision");
+  bool profile = false;
+  CLI::App app("Times training steps in fp32 and mixed precision, eager and captured; one JSON line a mode");
   app.add_option("--device", device, "cpu or cuda")->capture_default_str();
-  app.add_option("--models", wanted, "mlp_small, mlp_wide")->capture_default_str();
+  app.add_option("--models", wanted, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2")->capture_default_str();
+  app.add_option("--precisions", precisions, "fp32 fp16 bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--profile", profile, "the time of each operator in an eager step, too");
   CLI11_PARSE(app, argc, argv);
   try {
     std::printf("%s\n", build_info().c_str());
-    for (auto& m : models)
-      if (std::find(wanted.begin(), wanted.end(), m.name) != wanted.end()) bench(m, ht::device(device), rounds);
+    for (auto& w : workloads())
+      if (std::find(wanted.begin(), wanted.end(), w.name) != wanted.end()) bench(w, ht::device(device), precisions, rounds, profile);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "step: %s\n", e.what());
     return 1;

@@ -1,0 +1,84 @@
+#pragma once
+// The networks that benchmarks/step times, those of benchmarks elsewhere: perceptrons, LeNet, residual networks, GPT-2.
+#include "halftone/halftone.h"
+
+namespace benchmarks {
+
+using namespace halftone;
+
+// relu(x + f(x)), where f ends in a batch norm; a projection where the shape changes (He et al., "Deep residual learning", 2016).
+struct ResidualBlock : nn::Module {
+  nn::Sequential body;
+  std::vector<nn::Sequential> projection;  // one or none
+  HT_FIELDS(body, projection)
+  Tensor forward(const Tensor& x) override { return relu(body(x) + (projection.empty() ? x : projection[0](x))); }
+};
+
+// Basic blocks of two 3 x 3 convolutions, or bottlenecks of 1 x 1, 3 x 3 and 1 x 1 with four times the width.
+inline ResidualBlock residual_block(int64_t in, int64_t width, int64_t stride, bool bottleneck) {
+  ResidualBlock b;
+  int64_t out = bottleneck ? 4 * width : width;
+  auto conv = [](int64_t from, int64_t to, int64_t kernel, int64_t s) {
+    return nn::Conv2d(from, to, kernel, {.stride = s, .padding = kernel / 2, .bias = false});
+  };
+  if (bottleneck) {
+    b.body.add(conv(in, width, 1, 1)).add(nn::BatchNorm2d(width)).add(nn::ReLU());
+    b.body.add(conv(width, width, 3, stride)).add(nn::BatchNorm2d(width)).add(nn::ReLU());
+    b.body.add(conv(width, out, 1, 1)).add(nn::BatchNorm2d(out));
+  } else {
+    b.body.add(conv(in, width, 3, stride)).add(nn::BatchNorm2d(width)).add(nn::ReLU());
+    b.body.add(conv(width, width, 3, 1)).add(nn::BatchNorm2d(width));
+  }
+  if (stride != 1 || in != out) b.projection.push_back(nn::Sequential{conv(in, out, 1, stride), nn::BatchNorm2d(out)});
+  return b;
+}
+
+inline nn::Sequential residual_network(std::initializer_list<int64_t> blocks, bool bottleneck, bool small_images, int64_t classes) {
+  nn::Sequential net;
+  if (small_images) net.add(nn::Conv2d(3, 64, 3, {.padding = 1, .bias = false})).add(nn::BatchNorm2d(64)).add(nn::ReLU());
+  else net.add(nn::Conv2d(3, 64, 7, {.stride = 2, .padding = 3, .bias = false})).add(nn::BatchNorm2d(64)).add(nn::ReLU()).add(nn::MaxPool2d(3, {.stride = 2, .padding = 1}));
+  int64_t in = 64, width = 64;
+  for (int64_t n : blocks) {
+    for (int64_t i = 0; i < n; ++i) {
+      net.add(residual_block(in, width, i == 0 && width > 64 ? 2 : 1, bottleneck));
+      in = bottleneck ? 4 * width : width;
+    }
+    width *= 2;
+  }
+  net.add(nn::AdaptiveAvgPool2d(1)).add(nn::Flatten()).add(nn::Linear(in, classes));
+  return net;
+}
+
+// A block of GPT-2 (Radford et al., 2019): attention and a wide layer, each behind a layer norm and around a shortcut.
+struct GptBlock : nn::Module {
+  GptBlock(int64_t width, int64_t h) : norm1(Shape{width}), norm2(Shape{width}), qkv(width, 3 * width), proj(width, width), wide(width, 4 * width), out(4 * width, width), heads(h) {}
+  nn::LayerNorm norm1, norm2;
+  nn::Linear qkv, proj, wide, out;
+  int64_t heads;
+  HT_FIELDS(norm1, norm2, qkv, proj, wide, out)
+  Tensor forward(const Tensor& x) override {
+    int64_t b = x.size(0), t = x.size(1), d = x.size(2);
+    Tensor parts = qkv(norm1(x)).view({b, t, 3, heads, d / heads}).permute({2, 0, 3, 1, 4});
+    Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, {.causal = true});
+    Tensor h = x + proj(y.transpose(1, 2).reshape({b, t, d}));
+    return h + out(gelu(wide(norm2(h)), Approximate::tanh));
+  }
+};
+struct Gpt : nn::Module {
+  Gpt(int64_t vocabulary, int64_t t, int64_t layers, int64_t heads, int64_t width)
+      : tokens(vocabulary, width), places(t, width), norm(Shape{width}), head(width, vocabulary, {.bias = false}) {
+    for (int64_t i = 0; i < layers; ++i) blocks.add(GptBlock(width, heads));
+    head.weight.tie(tokens.weight);
+  }
+  nn::Embedding tokens, places;
+  nn::Sequential blocks;
+  nn::LayerNorm norm;
+  nn::Linear head;
+  HT_FIELDS(tokens, places, blocks, norm, head)
+  Tensor forward(const Tensor& ids) override {
+    Tensor x = tokens(ids) + places.weight.slice(0, 0, ids.size(1));
+    return head(norm(blocks(x))).flatten(0, 1);
+  }
+};
+
+}  // namespace benchmarks
