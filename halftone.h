@@ -13,6 +13,7 @@
 #include "halftone/core/parallel.h"
 #include "halftone/core/state_dict.h"
 #include "halftone/core/thread_state.h"
+#include "halftone/core/tuning.h"
 #include "halftone/core/version.h"
 #include "halftone/data/data.h"
 #include "halftone/io/io.h"
