@@ -42,6 +42,7 @@ Device common_device(const Call& c) {
 
 void check_given(const OpDef& op, const Tensors& out, const Metas& metas) {
   for (size_t i = 0; i < out.size(); ++i) {
+    if (!out[i].defined()) continue;
     const Meta& m = out[i].meta();
     HT_CHECK(m.shape == metas[i].shape && m.dtype == metas[i].dtype && m.device == metas[i].device, op.name, ": writes ", metas[i],
              " on ", metas[i].device, ", the tensor given for it is ", m, " on ", m.device);
@@ -75,7 +76,10 @@ Tensors launch(Call& c) {
     for (size_t i = 0; i < n; ++i) out.push_back(Tensor::allocate(metas[i]));
   } else {
     check_given(op, out, metas);
-    for (auto& t : out) t.bump_version();
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (out[i].defined()) out[i].bump_version();
+      else out[i] = Tensor::allocate(metas[i]);
+    }
   }
   if (op.writes)
     for (size_t i = 0; i < c.in.size(); ++i)
@@ -106,10 +110,13 @@ Tensors call_all(const OpDef& op, Tensors in, const Attrs& attrs) {
 }
 Tensor call(const OpDef& op, Tensors in, const Attrs& attrs) { return std::move(call_all(op, std::move(in), attrs)[0]); }
 
-Tensor call_into(const OpDef& op, Tensors in, const Attrs& attrs, const Tensor& out) {
-  Call c{.op = &op, .in = std::move(in), .attrs = attrs, .out = {out}};
+Tensors call_all_into(const OpDef& op, Tensors in, const Attrs& attrs, Tensors out) {
+  Call c{.op = &op, .in = std::move(in), .attrs = attrs, .out = std::move(out)};
   LayerScope kernel_only(static_cast<uint8_t>(thread_state().layers & (1u << static_cast<int>(Layer::profile))));
-  return std::move(dispatch(c)[0]);
+  return dispatch(c);
+}
+Tensor call_into(const OpDef& op, Tensors in, const Attrs& attrs, const Tensor& out) {
+  return std::move(call_all_into(op, std::move(in), attrs, {out})[0]);
 }
 
 std::span<const OpDef* const> registry() {

@@ -138,6 +138,8 @@ HT_API Tensor call(const OpDef& op, Tensors in, const Attrs& attrs = {});
 HT_API Tensors call_all(const OpDef& op, Tensors in, const Attrs& attrs = {});
 // As call, into a given tensor of the right shape and dtype. Not recorded: for kernels' callers and fused backward rules.
 HT_API Tensor call_into(const OpDef& op, Tensors in, const Attrs& attrs, const Tensor& out);
+// The same for several results; where no tensor is given, memory is allocated.
+HT_API Tensors call_all_into(const OpDef& op, Tensors in, const Attrs& attrs, Tensors out);
 
 // Every operator of the library and of the program. A user's operator registers itself; registering twice is once.
 HT_API std::span<const OpDef* const> registry();

@@ -1,13 +1,11 @@
 // matmul and the linear family on CUDA, by cuBLASLt. What a call needs besides its addresses (descriptors and an
-// algorithm) is a plan, found once per shape, layout, dtype, epilogue and alignment: the library's first choice among
-// those that give the same bits every time. Everything is seen transposed: cuBLASLt is column-major, so it computes
+// algorithm) is a plan, found once per shape, layout, dtype, epilogue and alignment: the library's first choice, or the
+// fastest (core/tuning.h), of those that give the same bits every time. Everything is seen transposed: cuBLASLt is column-major, so it computes
 // y' = b' a'.
 
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -15,7 +13,9 @@
 #include "halftone/core/backend.h"
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/matmul_epilogue.h"
+#include "halftone/cuda/plans.h"
 #include "halftone/cuda/runtime.h"
+#include "halftone/cuda/small_linear.h"
 #include "halftone/ops/matmul.h"
 #include "halftone/ops/unary.h"
 
@@ -69,22 +69,10 @@ Factor factor(const Tensor& t, bool flipped = false) {
   return f ? *f : *as_factor(t.clone(), flipped);
 }
 
-// What determines a plan. All fields are 64-bit, so that the whole is its own hash key.
 struct Problem {
   int64_t device, m, n, k, batches;
   int64_t a_transposed, b_transposed, a_leading, b_leading, a_step, b_step;
   int64_t dtype, out_dtype, compute, epilogue, a_align, b_align, out_align;
-  bool operator==(const Problem&) const = default;
-};
-struct ProblemHash {
-  size_t operator()(const Problem& p) const {
-    uint64_t h = 14695981039346656037u;
-    for (int64_t v : std::bit_cast<std::array<int64_t, sizeof(Problem) / sizeof(int64_t)>>(p)) {
-      h = (h ^ static_cast<uint64_t>(v)) * 0x9E3779B97F4A7C15u;
-      h ^= h >> 32;
-    }
-    return h;
-  }
 };
 
 // Plain data: copied for each call, so that threads share nothing.
@@ -92,6 +80,7 @@ struct Plan {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t left, right, out;
   cublasLtMatmulAlgo_t algorithm;
+  bool tuned = false;
 };
 
 cudaDataType_t type_of(int64_t dtype) {
@@ -157,7 +146,8 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
   return splits > 1;
 }
 
-std::optional<Plan> make_plan(const Problem& p, const void* bias) {
+// All but the algorithm.
+Plan describe(const Problem& p, const void* bias) {
   Plan plan;
   auto compute = static_cast<cublasComputeType_t>(p.compute);
   auto scale_type = compute == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
@@ -176,31 +166,90 @@ std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   plan.left = layout(p.dtype, b_rows, b_cols, p.b_leading, p.batches, p.b_step);
   plan.right = layout(p.dtype, a_rows, a_cols, p.a_leading, p.batches, p.a_step);
   plan.out = layout(p.out_dtype, p.n, p.m, p.n, p.batches, p.m * p.n);
+  return plan;
+}
 
+// The best guess first.
+std::vector<cublasLtMatmulAlgo_t> candidates(const Problem& p, Plan& plan, int most, bool with_bias) {
   auto wish = preference(p);
-  std::array<cublasLtMatmulHeuristicResult_t, 8> found;
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(most));
   int n = 0;
-  auto status =
-      cublasLtMatmulAlgoGetHeuristic(library(), &plan.operation, &plan.left, &plan.right, &plan.out, &plan.out, &wish,
-                                     static_cast<int>(found.size()), found.data(), &n);
+  auto status = cublasLtMatmulAlgoGetHeuristic(library(), &plan.operation, &plan.left, &plan.right, &plan.out, &plan.out, &wish, most, found.data(), &n);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "matmul heuristic");
   else n = 0;
+  std::vector<cublasLtMatmulAlgo_t> all;
   for (auto& f : std::span(found).first(static_cast<size_t>(n))) {
     if (f.state != CUBLAS_STATUS_SUCCESS || f.workspaceSize > workspace_bytes) continue;
-    if (bias && is_16bit_dtype(static_cast<DType>(p.out_dtype)) && splits_k(f.algo)) continue;
-    plan.algorithm = f.algo;
-    return plan;
+    if (with_bias && is_16bit_dtype(static_cast<DType>(p.out_dtype)) && splits_k(f.algo)) continue;
+    all.push_back(f.algo);
   }
-  return std::nullopt;
+  return all;
+}
+
+struct Addresses { const void *a, *b; void* y; const void* bias; };
+void execute(const Problem& p, Plan plan, const Addresses& at) {
+  if (at.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias);
+  float one = 1, zero = 0;
+  double wide_one = 1, wide_zero = 0;
+  bool wide = p.compute == CUBLAS_COMPUTE_64F;
+  const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
+  const void* beta = wide ? static_cast<const void*>(&wide_zero) : &zero;
+  // A product may be several kernels that hand on the workspace: no other thread's may come between them.
+  static std::mutex one_at_a_time;
+  std::lock_guard guard(one_at_a_time);
+  check(cublasLtMatmul(library(), &plan.operation, alpha, at.b, &plan.left, at.a, &plan.right, beta, at.y, &plan.out, at.y, &plan.out, &plan.algorithm,
+                       workspace(), workspace_bytes, stream()),
+        "matmul");
+}
+
+// An algorithm's name among tuned choices: its bits, which count for one version of the library.
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
+  std::string text;
+  for (uint64_t word : algorithm.data) text += (text.empty() ? "" : " ") + std::to_string(word);
+  return text;
+}
+std::string tuning_name(const Problem& p) {
+  auto words = std::bit_cast<ProblemWords<Problem>>(p);
+  return cuda::tuning_name(text::cat("cublaslt ", cublasLtGetVersion()), std::span(words).subspan(1));  // whatever the device's number
+}
+void tune_plan(const Problem& p, const Addresses& at) {
+  constexpr int most = 32;
+  Plan plan = describe(p, at.bias);
+  auto all = candidates(p, plan, most, at.bias);
+  auto best = fastest(static_cast<int64_t>(all.size()), [&](int64_t i) {
+    plan.algorithm = all[static_cast<size_t>(i)];
+    return std::optional(time_call([&] { execute(p, plan, at); }));
+  });
+  if (best) set_tuned_choice(tuning_name(p), text_of(all[static_cast<size_t>(*best)]));
+}
+
+std::optional<Plan> make_plan(const Problem& p, const void* bias) {
+  Plan plan = describe(p, bias);
+  auto choice = tuned_choice(tuning_name(p));
+  auto all = candidates(p, plan, choice ? 32 : 8, bias);
+  for (auto& algorithm : all)
+    if (choice && text_of(algorithm) == *choice) {
+      plan.algorithm = algorithm;
+      plan.tuned = true;
+      return plan;
+    }
+  if (all.empty()) return std::nullopt;
+  plan.algorithm = all.front();
+  return plan;
 }
 
 // The plan for a problem; empty when cuBLASLt has none.
-std::optional<Plan> plan_for(const Problem& p, const void* bias) {
+std::optional<Plan> plan_for(const Problem& p, const Addresses& at) {
   static std::mutex lock;
-  static auto* plans = new std::unordered_map<Problem, std::optional<Plan>, ProblemHash>;
+  static auto* plans = new std::unordered_map<Problem, std::optional<Plan>, ProblemHash<Problem>, ProblemEqual<Problem>>;
   std::lock_guard guard(lock);
   auto found = plans->find(p);
-  if (found == plans->end()) found = plans->emplace(p, make_plan(p, bias)).first;
+  if (tuning() && (found == plans->end() || (found->second && !found->second->tuned))) {
+    if (!tuned_choice(tuning_name(p))) tune_plan(p, at);
+    if (found != plans->end()) plans->erase(found);
+    found = plans->end();
+  }
+  if (found == plans->end()) found = plans->emplace(p, make_plan(p, at.bias)).first;
   return found->second;
 }
 
@@ -219,22 +268,10 @@ struct Epilogue {
   const void* bias = nullptr;
 };
 
-bool run_plan(const Problem& p, const void* a, const void* b, void* y, const void* bias) {
-  auto plan = plan_for(p, bias);
-  if (!plan) return false;
-  if (bias) set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  float one = 1, zero = 0;
-  double wide_one = 1, wide_zero = 0;
-  bool wide = p.compute == CUBLAS_COMPUTE_64F;
-  const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
-  const void* beta = wide ? static_cast<const void*>(&wide_zero) : &zero;
-  // A product may be several kernels that hand on the workspace: no other thread's may come between them.
-  static std::mutex one_at_a_time;
-  std::lock_guard guard(one_at_a_time);
-  check(cublasLtMatmul(library(), &plan->operation, alpha, b, &plan->left, a, &plan->right, beta, y, &plan->out, y,
-                       &plan->out, &plan->algorithm, workspace(), workspace_bytes, stream()),
-        "matmul");
-  return true;
+bool run_plan(const Problem& p, const Addresses& at) {
+  auto plan = plan_for(p, at);
+  if (plan) execute(p, *plan, at);
+  return plan.has_value();
 }
 
 // y = epilogue(a b) for each of the batches; y is contiguous and may be of a wider dtype. False: there is no fused
@@ -256,7 +293,7 @@ bool multiply(const Factor& a, const Factor& b, void* y, DType out_dtype, int64_
     p.a_align = alignment(a_at);
     p.b_align = alignment(b_at);
     p.out_align = std::min(alignment(y_at), alignment(epilogue.bias));
-    if (run_plan(p, a_at, b_at, y_at, epilogue.bias)) continue;
+    if (run_plan(p, {a_at, b_at, y_at, epilogue.bias})) continue;
     HT_CHECK(epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT, "matmul: cuBLASLt has no kernel for [", p.m, ", ", p.k,
              "] times [", p.k, ", ", p.n, "] (", dtype, ")");
     return false;
@@ -301,12 +338,17 @@ template <Activation activation> void run_linear(const Call& c, std::span<Tensor
   const Tensor &x = c.in[0], &w = c.in[1], &y = out[0];
   if (y.numel() == 0) return;
   Tensor dense_bias = c.has(2) ? c.in[2].contiguous() : Tensor();
+  if (activation != Activation::gelu && small_linear(x, w, dense_bias, y, activation == Activation::relu)) return;
   const void* bias = dense_bias.defined() ? dense_bias.raw_data() : nullptr;
   auto epilogue = epilogue_for(x.dtype(), bias, activation);
   if (!epilogue || x.size(1) == 0 || !multiply(factor(x), factor(w, true), y.raw_data(), y.dtype(), 1, *epilogue))
     finish_separately(x, w, bias, out, activation);
   else if (activation == Activation::relu)  // of the rounded sum: the same as the rounded relu
     call_into(unary::def<unary::Relu>, {y}, {}, y);
+}
+
+void run_linear_grad(const Call& c, std::span<Tensor> out) {
+  if (!small_linear_grad(c, out)) linear_grad_by_parts(c, out);
 }
 
 }  // namespace
@@ -316,6 +358,7 @@ void fill_cuda_matmul() {
   fill<run_linear<Activation::none>>(op::linear);
   fill<run_linear<Activation::relu>>(op::linear_relu);
   fill<run_linear<Activation::gelu>>(op::linear_gelu);
+  fill<run_linear_grad>(op::linear_grad);
 }
 
 }  // namespace halftone::cuda

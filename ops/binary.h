@@ -155,8 +155,11 @@ HT_COMPARISON(LogicalOr, "logical_or", a != T(0) || b != T(0), all_types)
 HT_COMPARISON(LogicalXor, "logical_xor", (a != T(0)) != (b != T(0)), all_types)
 #undef HT_COMPARISON
 
+template <class... Op> constexpr auto slopes(elementwise::List<Op...>) {
+  return (std::conditional_t<unary::has_slope<Op>, elementwise::List<Slope<Op>>, elementwise::List<>>{} + ... + elementwise::List<>{});
+}
 #define HT_ENTRY(function, Op) elementwise::List<Op>{} +
-using All = decltype(HT_BINARY_OPS(HT_ENTRY) elementwise::List<>{});
+using All = decltype(HT_BINARY_OPS(HT_ENTRY) slopes(unary::All{}));
 #undef HT_ENTRY
 
 }  // namespace binary

@@ -3,7 +3,8 @@
 // that both devices compile, and its derivative in tensor algebra. Backends loop over a family's type list and name no
 // operator. A struct with data members is its own attributes (leaky_relu's slope).
 //
-//   unary     y = f(x)        df(x, y, g): the gradient of x
+//   unary     y = f(x)        df(x, y, g): the gradient of x; and, where that takes several passes, slope(v): the same for
+//                             one element and g = 1, of y where `saves` says so, else of x, for backward outside a graph
 //   binary    y = f(a, b)     da(a, b, y, g) and db(a, b, y, g); a or b may be a number
 //   ternary   y = f(a, b, c)  da, db, dc(a, b, c, y, g); b and c may be numbers
 //
@@ -63,6 +64,8 @@ HT_API Tensors meet(const OpDef& op, DTypes allowed, std::initializer_list<const
 
 }  // namespace elementwise
 
+namespace binary { template <class Op> Tensor times_slope(const Tensor& v, const Tensor& g); }
+
 namespace unary {
 
 template <class Op> constexpr bool gives_bool() {
@@ -70,6 +73,8 @@ template <class Op> constexpr bool gives_bool() {
                                std::conditional_t<contains(elementwise::types_of<Op>(), DType::i64), int64_t, bool>>;
   return std::same_as<decltype(std::declval<const Op&>().f(T{})), bool> && !std::same_as<T, bool>;
 }
+
+template <class Op> inline constexpr bool has_slope = requires(float v) { Op::slope(v); };
 
 template <class Op> constexpr OpDef describe() {
   using namespace elementwise;
@@ -82,6 +87,8 @@ template <class Op> constexpr OpDef describe() {
       constexpr Saves s = saves_of<Op>();
       return {from_attrs<Op>(r.attrs()).df(s.in & 1u ? r.in() : Tensor(), s.out & 1u ? r.out() : Tensor(), r.grad())};
     };
+  if constexpr (has_slope<Op>)
+    d.fused_backward = [](const Rule& r) -> Tensors { return {binary::times_slope<Op>(saves_of<Op>().out & 1u ? r.out() : r.in(), r.grad())}; };
   for (auto& t : d.dtypes) t = types_of<Op>();
   d.samples = [] {
     std::vector<Sample> all;
@@ -153,6 +160,22 @@ template <class Op> HT_API inline constinit OpDef def = describe<Op>();
 template <class Op> Tensor apply(const Operand& a, const Operand& b) {
   return apply(def<Op>, elementwise::types_of<Op>(), a, b, attrs_with<Op>);
 }
+
+constexpr std::array<char, 32> joined(const char* a, const char* b) {
+  std::array<char, 32> all{};
+  size_t n = 0;
+  while (*a) all[n++] = *a++;
+  while (*b) all[n++] = *b++;
+  return all;
+}
+// The gradient of a unary operator in one pass, from its argument or result.
+template <class Op> struct Slope {
+  static constexpr std::array<char, 32> text = joined(Op::name, "_grad");
+  static constexpr const char *name = text.data(), *doc = "b times the slope of a unary operator, from its argument (tanh, sigmoid: its result) a";
+  static constexpr Cast cast = Cast::keep;
+  template <class T> HT_HD static T f(T v, T g) { return g * Op::slope(v); }
+};
+template <class Op> Tensor times_slope(const Tensor& v, const Tensor& g) { return call(def<Slope<Op>>, {v, g}, attrs_with<Slope<Op>>({})); }
 
 }  // namespace binary
 

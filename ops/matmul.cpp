@@ -107,16 +107,23 @@ Tensors linear_gradients(const Rule& r, const Tensor& g) {
 }
 
 // The same outside a graph: gradients of weights that autocast cast down leave the product in f32, and go straight
-// into their leaf's buffer.
-Tensors fused_gradients(const Rule& r, const Tensor& g) {
-  auto into = [&](size_t i, const OpDef& op, Tensors in, const Attrs& attrs) {
-    Tensor buffer = r.destination(i);
-    return buffer.defined() ? call_into(op, std::move(in), attrs, buffer) : call(op, std::move(in), attrs);
-  };
-  Tensors grads{r.needs(0) ? matmul(g, r.in(1)) : Tensor(), {}};
-  if (r.needs(1)) grads[1] = into(1, op::matmul, {g.t(), r.in(0)}, Attrs::of(MatmulAttrs{r.absorbed(1) != nullptr}));
-  if (r.size() > 2)
-    grads.push_back(r.needs(2) ? into(2, reduce::def<reduce::Sum>, {g}, Attrs::of(reduce::Dims{1, false, r.absorbed(2) != nullptr})) : Tensor());
+// into their leaf's buffer. With a result of relu, `relued`, from the gradient of that.
+Tensors fused_gradients(const Rule& r, const Tensor& g, const Tensor& relued = {}) {
+  LinearGradAttrs a{.wanted = 0};
+  Tensors into(3);
+  for (size_t i = 0; i < r.size(); ++i) {
+    if (!r.needs(i)) continue;
+    a.wanted |= 1u << i;
+    if (i == 0) continue;
+    into[i] = r.destination(i);
+    if (r.absorbed(i)) a.wide |= 1u << i;
+  }
+  Tensors grads(r.size());
+  if (a.wanted == 0) return grads;
+  Tensors in{g, r.in(0), r.in(1)};
+  if (relued.defined()) in.push_back(relued);
+  Tensors all = call_all_into(op::linear_grad, std::move(in), Attrs::of(a), std::move(into));
+  for (size_t i = 0; i < r.size(); ++i) if (r.needs(i)) grads[i] = all[i];
   return grads;
 }
 
@@ -124,10 +131,48 @@ Tensors fused_gradients(const Rule& r, const Tensor& g) {
 bool absorb_cast(const Rule&, size_t i, const Producer& p) { return i > 0 && p.op == &op::cast && p.input.dtype == DType::f32; }
 
 // With grad(0) and grad(1) of {y, pre-activation}.
-Tensor gelu_gradient(const Rule& r) {
-  Tensor g = r.grad(0).defined() ? unary::Gelu::df(r.out(1), {}, r.grad(0)) : Tensor();
+Tensor gelu_gradient(const Rule& r, bool fused) {
+  Tensor g;
+  if (r.grad(0).defined()) g = fused ? binary::times_slope<unary::Gelu>(r.out(1), r.grad(0)) : unary::Gelu::df(r.out(1), {}, r.grad(0));
   if (!r.grad(1).defined()) return g;
   return g.defined() ? g + r.grad(1) : r.grad(1);
+}
+
+Metas infer_linear_grad(const Call& c) {
+  const Meta &g = c.in[0].meta(), &x = c.in[1].meta(), &w = c.in[2].meta();
+  auto a = c.as<LinearGradAttrs>();
+  bool matrices = g.shape.rank() == 2 && x.shape.rank() == 2 && w.shape.rank() == 2;
+  HT_CHECK(matrices && g.shape[0] == x.shape[0] && w.shape[0] == g.shape[1] && w.shape[1] == x.shape[1],
+           "linear_grad: expected g [rows, out], x [rows, in] and weight [out, in], got ", g, ", ", x, " and ", w);
+  HT_CHECK(is_floating(g.dtype) && x.dtype == g.dtype && w.dtype == g.dtype, "linear_grad: expected one floating dtype, got ", g, ", ", x, " and ", w);
+  HT_CHECK(!c.has(3) || (c.in[3].shape() == g.shape && c.in[3].dtype() == g.dtype), "linear_grad: expected a result like g, ", g, ", got ", c.in[3].meta());
+  Shape shapes[] = {x.shape, w.shape, {g.shape[1]}};
+  Metas grads;
+  for (uint32_t i = 0; i < 3; ++i) {
+    bool wide = a.wide >> i & 1u && is_16bit_dtype(g.dtype);
+    if (!(a.wanted >> i & 1u)) shapes[i] = {0};
+    grads.push_back(Meta(shapes[i], wide ? DType::f32 : g.dtype, g.device));
+  }
+  return grads;
+}
+
+std::vector<Sample> linear_grad_samples() {
+  std::vector<Sample> all;
+  auto add = [&](int64_t m, int64_t k, int64_t n, bool relued, LinearGradAttrs a) {
+    all.push_back({{{.shape = {m, n}}, {.shape = {m, k}}, {.shape = {n, k}}, {.shape = {m, n}, .low = -1, .high = 1, .dtype = {}, .differentiable = false, .present = relued}},
+                   Attrs::of(a)});
+  };
+  add(1, 1, 1, false, {});
+  add(2, 3, 4, true, {});
+  add(7, 33, 5, false, {.wanted = 7, .wide = 6});
+  add(33, 7, 16, true, {.wanted = 6, .wide = 2});
+  add(4, 72, 67, true, {.wanted = 3, .wide = 4});
+  add(130, 8, 24, true, {.wanted = 7, .wide = 6});
+  add(65, 136, 40, false, {.wanted = 5, .wide = 0});
+  add(3, 2, 257, false, {.wanted = 1, .wide = 0});
+  add(0, 3, 2, true, {});
+  add(3, 0, 2, false, {});
+  return all;
 }
 
 std::vector<Sample> linear_samples() {
@@ -185,7 +230,7 @@ constinit OpDef linear_relu = {
     .infer = infer_linear,
     .saves = {.in = 3, .out = 1},
     .backward = [](const Rule& r) { return linear_gradients(r, relu_grad(r.out(), r.grad())); },
-    .fused_backward = [](const Rule& r) { return fused_gradients(r, relu_grad(r.out(), r.grad())); },
+    .fused_backward = [](const Rule& r) { return fused_gradients(r, r.grad(), r.out()); },
     .absorb = absorb_cast,
     .dtypes = {floating_types, floating_types},
     .samples = linear_samples,
@@ -200,17 +245,32 @@ constinit OpDef linear_gelu = {
     },
     .aux = 1,
     .saves = {.in = 3, .out = 2},
-    .backward = [](const Rule& r) { return linear_gradients(r, gelu_gradient(r)); },
-    .fused_backward = [](const Rule& r) { return fused_gradients(r, gelu_gradient(r)); },
+    .backward = [](const Rule& r) { return linear_gradients(r, gelu_gradient(r, false)); },
+    .fused_backward = [](const Rule& r) { return fused_gradients(r, gelu_gradient(r, true)); },
     .absorb = absorb_cast,
     .dtypes = {floating_types, floating_types},
     .samples = linear_samples,
     .kernel = {run_linear<Activation::gelu>}};
 
+constinit OpDef linear_grad = {
+    .name = "linear_grad", .doc = "the gradients of linear, or of linear_relu from its result, over x, weight and bias", .cast = Cast::keep,
+    .infer = infer_linear_grad,
+    .dtypes = {floating_types, floating_types},
+    .samples = linear_grad_samples,
+    .kernel = {linear_grad_by_parts}};
+
 }  // namespace op
 
+void linear_grad_by_parts(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<LinearGradAttrs>();
+  Tensor g = c.has(3) ? relu_grad(c.in[3], c.in[0]) : c.in[0];
+  if (a.wanted & 1u) call_into(op::matmul, {g, c.in[2]}, Attrs::of(MatmulAttrs{}), out[0]);
+  if (a.wanted & 2u) call_into(op::matmul, {g.t(), c.in[1]}, Attrs::of(MatmulAttrs{(a.wide & 2u) != 0}), out[1]);
+  if (a.wanted & 4u) call_into(reduce::def<reduce::Sum>, {g}, Attrs::of(reduce::Dims{1, false, (a.wide & 4u) != 0}), out[2]);
+}
+
 std::span<OpDef* const> matmul_ops() {
-  static constexpr OpDef* all[] = {&op::matmul, &op::linear, &op::linear_relu, &op::linear_gelu};
+  static constexpr OpDef* all[] = {&op::matmul, &op::linear, &op::linear_relu, &op::linear_gelu, &op::linear_grad};
   return all;
 }
 

@@ -8,7 +8,7 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef matmul, linear, linear_relu, linear_gelu;
+extern HT_API OpDef matmul, linear, linear_relu, linear_gelu, linear_grad;
 }
 
 // The product of matrices, batched with broadcasting: a [..., m, k], b [..., k, n] -> [..., m, n]. A 1-d a is a row, a 1-d b a
@@ -39,5 +39,9 @@ HT_API Tensor einsum(std::string_view equation, const std::vector<Tensor>& opera
 struct MatmulAttrs {
   bool wide = false;  // 16-bit operands, f32 result: how the gradients of cast weights leave the product
 };
+// Of linear_grad: which gradients it computes, bit 0 of x, 1 of w, 2 of b; the others are empty. `wide` has the same bits.
+struct LinearGradAttrs { uint32_t wanted = 7, wide = 0; };
+// Its kernel on any device: products and a sum, one by one.
+HT_API void linear_grad_by_parts(const Call& c, std::span<Tensor> out);
 
 }  // namespace halftone

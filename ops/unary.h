@@ -200,6 +200,7 @@ struct Tanh {
   static constexpr Saves saves = saves_y;
   template <class T> HT_HD static T f(T x) { return ::tanh(x); }
   static Tensor df(const Tensor&, const Tensor& y, const Tensor& g) { return g * (1 - y * y); }
+  template <class T> HT_HD static T slope(T y) { return 1 - y * y; }
 };
 struct Sigmoid {
   static constexpr auto name = "sigmoid", doc = "1 / (1 + e to the -x)";
@@ -207,6 +208,7 @@ struct Sigmoid {
   static constexpr Saves saves = saves_y;
   template <class T> HT_HD static T f(T x) { return logistic(x); }
   static Tensor df(const Tensor&, const Tensor& y, const Tensor& g) { return g * (y * (1 - y)); }
+  template <class T> HT_HD static T slope(T y) { return y * (1 - y); }
 };
 struct Relu {
   static constexpr auto name = "relu", doc = "max(x, 0); its derivative at 0 is 0";
@@ -245,18 +247,23 @@ struct Gelu {
   static Tensor df(const Tensor& x, const Tensor&, const Tensor& g) {
     return g * (normal_cdf(x) + x * (exp(square(x) * -0.5) * NormalCdf::inverse_sqrt_2pi));
   }
+  template <class T> HT_HD static T slope(T x) { return NormalCdf::f(x) + x * (::exp(x * x * T(-0.5)) * T(NormalCdf::inverse_sqrt_2pi)); }
 };
 struct GeluTanh {
-  static constexpr double slope = 1.59576912160573071176, cubic = 0.044715;  // slope: 2 sqrt(2 / pi)
+  static constexpr double linear = 1.59576912160573071176, cubic = 0.044715;  // linear: 2 sqrt(2 / pi)
   static constexpr auto name = "gelu_tanh", doc = "gelu with the normal distribution function by a tanh";
   static constexpr Cast cast = Cast::keep;
   static constexpr Saves saves = saves_x;
   // (1 + tanh(u)) / 2 is logistic(2 u), which does not cancel.
-  template <class T> HT_HD static T f(T x) { return x * logistic(T(slope) * x * (T(1) + T(cubic) * (x * x))); }
+  template <class T> HT_HD static T f(T x) { return x * logistic(T(linear) * x * (T(1) + T(cubic) * (x * x))); }
   static Tensor df(const Tensor& x, const Tensor&, const Tensor& g) {
     Tensor c = clamp(x, -16, 16), square_c = square(c);  // beyond, the slope is 0 or 1, and a square might overflow f16
-    Tensor s = sigmoid(c * (square_c * (slope * cubic) + slope));
-    return g * (s + c * (s * (1 - s)) * (square_c * (3 * slope * cubic) + slope));
+    Tensor s = sigmoid(c * (square_c * (linear * cubic) + linear));
+    return g * (s + c * (s * (1 - s)) * (square_c * (3 * linear * cubic) + linear));
+  }
+  template <class T> HT_HD static T slope(T x) {
+    T c = x < T(-16) ? T(-16) : x > T(16) ? T(16) : x, square_c = c * c, s = logistic(c * (square_c * T(linear * cubic) + T(linear)));
+    return s + c * (s * (1 - s)) * (square_c * T(3 * linear * cubic) + T(linear));
   }
 };
 struct Silu {
@@ -267,6 +274,10 @@ struct Silu {
   static Tensor df(const Tensor& x, const Tensor&, const Tensor& g) {
     Tensor s = sigmoid(x);
     return g * (s * (1 + x * (1 - s)));
+  }
+  template <class T> HT_HD static T slope(T x) {
+    T s = logistic(x);
+    return s * (1 + x * (1 - s));
   }
 };
 struct Mish {
@@ -281,6 +292,10 @@ struct Mish {
   static Tensor df(const Tensor& x, const Tensor&, const Tensor& g) {
     Tensor t = tanh(softplus(x));
     return g * (t + minimum(x, 64) * (sigmoid(x) * (1 - square(t))));  // beyond, the product is 0, but might overflow f16 on its way
+  }
+  template <class T> HT_HD static T slope(T x) {
+    T e = ::exp(-::fabs(x)), n = x > T(0) ? T(1) + T(2) * e : e * (e + T(2)), t = n / (n + T(2) * (x > T(0) ? e * e : T(1)));
+    return t + (x > T(64) ? T(64) : x) * (logistic(x) * (1 - t * t));
   }
 };
 struct Hardswish {
