@@ -31,6 +31,34 @@ bool Meta::contiguous() const {
   return true;
 }
 
+Strides channels_last_strides(const Shape& s) {
+  HT_CHECK(s.rank() >= 3, "channels last: expected [n, channels, ...], got ", s);
+  Strides strides = s;
+  int64_t step = strides[1] = 1;
+  auto next = [&, size = s[1]](size_t d) mutable {
+    step = checked_mul(step, size == 0 ? 1 : size);
+    strides[d] = step;
+    size = s[d];
+  };
+  for (size_t d = s.size(); d-- > 2;) next(d);
+  next(0);
+  return strides;
+}
+
+bool Meta::channels_last() const {
+  if (shape.rank() < 3) return false;
+  Strides expected = channels_last_strides(shape);
+  for (size_t d = 0; d < shape.size(); ++d)
+    if (shape[d] > 1 && strides[d] != expected[d]) return false;
+  return true;
+}
+
+Meta laid_out_like(const Meta& x, DType dtype) {
+  Meta m(x.shape, dtype, x.device);
+  if (x.device.type != DeviceType::cpu && x.shape.rank() >= 4 && !x.contiguous() && x.channels_last()) m.strides = channels_last_strides(x.shape);
+  return m;
+}
+
 std::string str(const Meta& m) { return text::cat(m.shape, " (", m.dtype, ")"); }
 
 Tensor Tensor::allocate(const Meta& meta) {

@@ -31,8 +31,14 @@ struct Meta {
   Meta() = default;
   Meta(const Shape& s, DType t, Device d) : shape(s), strides(contiguous_strides(s)), dtype(t), device(d) {}
   HT_API bool contiguous() const;
+  // Without gaps and with dimension 1, the channels, innermost, as tensor cores want images. Also true of what is
+  // contiguous with one channel or one place.
+  HT_API bool channels_last() const;
 };
 HT_API std::string str(const Meta& m);  // "[2, 3] (f32)"
+HT_API Strides channels_last_strides(const Shape& s);
+// Of a result that lies as x does: on a GPU images and volumes keep their channels last, all else is contiguous.
+HT_API Meta laid_out_like(const Meta& x, DType dtype);
 
 struct Body {
   Meta meta;

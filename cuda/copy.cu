@@ -65,7 +65,7 @@ std::optional<Transpose> as_transpose(const Rows<2>& rows) {
 void copy_bits(const char* name, const Tensor& from, const Tensor& into) {
   if (from.numel() == 0) return;
   visit_bits(from.dtype(), [&]<class U>(Type<U>) {
-    if (auto t = as_transpose(Rows<2>(from.shape(), {into.strides(), from.strides()}))) {
+    if (auto t = as_transpose(rows_in_memory_order<2>(from.shape(), {into.strides(), from.strides()}))) {
       int64_t tiles = t->batches * ceil_div(t->rows, tile) * ceil_div(t->columns, tile);
       launch(name, transpose_kernel<U>, std::min<int64_t>(tiles, int64_t{64} * sm_count()), tile * tile_rows,
              static_cast<U*>(into.raw_data()), static_cast<const U*>(from.raw_data()), *t);

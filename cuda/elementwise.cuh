@@ -153,15 +153,28 @@ void launch_map(const char* name, const F& f, const Rows<1 + sizeof...(X)>& rows
 
 }  // namespace detail
 
+// Rows of these operands, their dimensions in the order of the first one's memory.
+template <size_t N> Rows<N> rows_in_memory_order(Shape shape, std::array<Strides, N> strides) {
+  for (size_t d = 1; d < shape.size(); ++d)
+    for (size_t e = d; e > 0 && strides[0][e] > strides[0][e - 1]; --e) {
+      std::swap(shape[e], shape[e - 1]);
+      for (auto& s : strides) std::swap(s[e], s[e - 1]);
+    }
+  return [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(shape, {strides[K]...}); }(std::make_index_sequence<N>());
+}
+
 // y[i] = f(x[i]...) for every element of the shape; Y and X are the element types in memory.
 template <class Y, class... X, class F>
 void map(const char* name, const F& f, const Shape& shape, const std::array<Place, 1 + sizeof...(X)>& places) {
   constexpr size_t N = 1 + sizeof...(X);
   if (shape.numel() == 0) return;
   std::array<char*, N> data;
-  for (size_t k = 0; k < N; ++k) data[k] = static_cast<char*>(places[k].data);
-  auto rows = [&]<size_t... K>(std::index_sequence<K...>) { return Rows<N>(shape, {places[K].strides...}); };
-  detail::launch_map<Y, X...>(name, f, rows(std::make_index_sequence<N>()), data, std::index_sequence_for<X...>());
+  std::array<Strides, N> strides;
+  for (size_t k = 0; k < N; ++k) {
+    data[k] = static_cast<char*>(places[k].data);
+    strides[k] = places[k].strides;
+  }
+  detail::launch_map<Y, X...>(name, f, rows_in_memory_order<N>(shape, strides), data, std::index_sequence_for<X...>());
 }
 
 // ---- the families

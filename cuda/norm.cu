@@ -31,19 +31,19 @@ template <class W, class A> __device__ void put(W* to, int64_t count, int64_t k,
 }
 template <class W> struct Statistics {
   W mean, rest, rstd;
+  Statistics() = default;
   __device__ Statistics(const W* from, int64_t count, int64_t k) : mean(from[k]), rest(from[count + k]), rstd(from[2 * count + k]) {}
   __device__ W normal(W x) const { return ((x - mean) - rest) * rstd; }
 };
 
-// ---- sums over the batch, for each channel: f.at(image, channel) is what f.add(sum, element of a, element of b, that) reads;
-// f.finish(sum, channel)
+// ---- sums over the batch, for each channel: f.at(image, channel) is what f.add(sum, element of a, element of b, that) reads,
+// different from image to image when F::by_image, the same for n neighbouring channels when f.shared(n); f.finish(sum, channel)
 
 struct Parts { int64_t count, images; };  // each takes so many images of every channel
-Parts cut(const Planes& p, int64_t blocks) {
-  constexpr int64_t enough_blocks = 1024;
-  const int64_t wanted = std::min(std::max<int64_t>(p.n, 1), std::max<int64_t>(1, enough_blocks / std::max<int64_t>(blocks, 1)));
-  const int64_t images = std::max<int64_t>(1, ceil_div(p.n, wanted));
-  return {std::max<int64_t>(1, ceil_div(p.n, images)), images};
+Parts cut(int64_t images, int64_t blocks, int64_t enough) {
+  const int64_t wanted = std::min(std::max<int64_t>(images, 1), std::max<int64_t>(1, enough / std::max<int64_t>(blocks, 1)));
+  const int64_t each = std::max<int64_t>(1, ceil_div(images, wanted));
+  return {std::max<int64_t>(1, ceil_div(images, each)), each};
 }
 
 // Channels are planes of `inner` neighbours: a block for each channel and part.
@@ -68,55 +68,158 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// Channels are neighbours: a warp side by side for them, the warps of a block one above the other for images.
-template <class T, class F>
-__global__ void __launch_bounds__(threads)
-    column_sums(const F f, const T* a, const T* b, const Planes p, const Parts parts, typename F::Sum* sums) {
-  constexpr int down = threads / warp_size;
-  __shared__ typename F::Sum memory[down][warp_size];
-  const int tx = static_cast<int>(threadIdx.x) % warp_size, ty = static_cast<int>(threadIdx.x) / warp_size;
-  const int64_t strips = (p.c + warp_size - 1) / warp_size;
-  for (int64_t item = blockIdx.x; item < strips * parts.count; item += gridDim.x) {
-    const int64_t part = item / strips, c = (item - part * strips) * warp_size + tx, last = min(p.n, (part + 1) * parts.images);
-    typename F::Sum sum{0, 0};
-    if (c < p.c)
-      for (int64_t image = part * parts.images + ty; image < last; image += down)
-        sum = f.add(sum, a[image * p.c + c], b[image * p.c + c], f.at(image, c));
-    memory[ty][tx] = sum;
+// Channels are neighbours: `across` threads, a power of two up to a warp, share a strip of them, n channels each; above one
+// another they take images.
+struct Columns {
+  int64_t images, c, strips;
+  int across, n;
+  Columns(int64_t images_, int64_t c_, int n_) : images(images_), c(c_), across(warp_size), n(n_) {
+    const int64_t packs = ceil_div(c, n);
+    while (across / 2 >= packs) across /= 2;
+    strips = ceil_div(packs, across);
+  }
+  HT_HD int down() const { return threads / across; }
+  HT_HD int64_t strip() const { return int64_t{across} * n; }
+};
+// Channels for each thread: 16 bytes of them, or one.
+template <class T> int channels_together(int64_t c, std::initializer_list<const T*> operands) {
+  for (const T* t : operands) if (!aligned(t, 16)) return 1;
+  return c % pack_size<T> == 0 ? pack_size<T> : 1;
+}
+
+// Loads that a thread has under way.
+constexpr int in_flight = 2;
+// Blocks of a multiprocessor between which its registers may be divided.
+constexpr int resident = 4, resident_of_gradients = 3;
+
+// Where a is a gradient of relu's result y, it counts only where that is not 0, as in relu_grad, and goes so to `masked`, too.
+template <class T> struct Relued {
+  const T* y = nullptr;  // null: no relu
+  T* masked = nullptr;
+};
+template <class T, int n> __device__ void through_relu(Pack<T, n>& g, const Pack<T, n>& y) {
+#pragma unroll
+  for (int j = 0; j < n; ++j) if (to<float>(y.v[j]) <= 0) g.v[j] = to<T>(0.f);
+}
+
+template <int n, bool relued, class T, class F>
+__global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? resident_of_gradients : resident)
+    column_sums(const F f, const T* a, const T* b, const Relued<T> relu, const Columns k, const Parts parts, typename F::Sum* sums) {
+  using Sum = typename F::Sum;
+  constexpr int warps = threads / warp_size;
+  __shared__ Sum memory[warps][warp_size * n];
+  const int tx = static_cast<int>(threadIdx.x) % k.across, ty = static_cast<int>(threadIdx.x) / k.across;
+  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
+  for (int64_t item = blockIdx.x; item < k.strips * parts.count; item += gridDim.x) {
+    const int64_t part = item / k.strips, first = (item - part * k.strips) * k.strip(), c = first + tx * n;
+    const int64_t last = min(k.images, (part + 1) * parts.images);
+    Sum sum[n];
+#pragma unroll
+    for (int j = 0; j < n; ++j) sum[j] = Sum{0, 0};
+    if (c < k.c) {
+      typename F::Here here[n];
+      auto look = [&](int64_t image) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) here[j] = j > 0 && f.shared(n) ? here[0] : f.at(image, c + j);
+      };
+      if constexpr (!F::by_image) look(0);
+      const int64_t step = k.down();
+      for (int64_t image = part * parts.images + ty; image < last; image += in_flight * step) {
+        Pack<T, n> u[in_flight], v[in_flight], y[in_flight];
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i) {
+          const int64_t at = (image + i * step) * k.c + c;
+          if (image + i * step < last) {
+            u[i] = load_pack<n>(a + at);
+            if constexpr (F::reads_both) v[i] = load_pack<n>(b + at);
+            if constexpr (relued) y[i] = load_pack<n>(relu.y + at);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i)
+          if (image + i * step < last) {
+            if constexpr (F::by_image) look(image + i * step);
+            if constexpr (relued) {
+              through_relu(u[i], y[i]);
+              if (relu.masked) store_pack(relu.masked + (image + i * step) * k.c + c, u[i]);
+            }
+#pragma unroll
+            for (int j = 0; j < n; ++j) sum[j] = f.add(sum[j], u[i].v[j], F::reads_both ? v[i].v[j] : u[i].v[j], here[j]);
+          }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      for (int mask = k.across; mask < warp_size; mask *= 2) sum[j] = Add()(sum[j], exchange(sum[j], mask));
+      if (lane < k.across) memory[warp][lane * n + j] = sum[j];
+    }
     __syncthreads();
-    if (ty == 0 && c < p.c) {
-      for (int k = 1; k < down; ++k) sum = Add()(sum, memory[k][tx]);
-      sums[part * p.c + c] = sum;
+    for (int i = static_cast<int>(threadIdx.x); i < k.across * n && first + i < k.c; i += threads) {
+      Sum s = memory[0][i];
+#pragma unroll
+      for (int w = 1; w < warps; ++w) s = Add()(s, memory[w][i]);
+      sums[part * k.c + first + i] = s;
     }
     __syncthreads();
   }
 }
 
+// A few neighbouring channels a block, so that their parts are read side by side.
 template <class F>
 __global__ void __launch_bounds__(threads) merge_sums(const F f, const typename F::Sum* sums, const int64_t channels, const int64_t parts) {
-  for (int64_t c = thread_index(); c < channels; c += grid_threads()) {
-    typename F::Sum sum = sums[c];
-    for (int64_t k = 1; k < parts; ++k) sum = Add()(sum, sums[k * channels + c]);
-    f.finish(sum, c);
+  using Sum = typename F::Sum;
+  constexpr int across = 8, down = threads / across;
+  __shared__ Sum memory[down][across];
+  const int tx = static_cast<int>(threadIdx.x) % across, ty = static_cast<int>(threadIdx.x) / across;
+  for (int64_t first = int64_t{blockIdx.x} * across; first < channels; first += int64_t{gridDim.x} * across) {
+    const int64_t c = first + tx;
+    Sum sum{0, 0};
+    if (c < channels)
+#pragma unroll 4
+      for (int64_t k = ty; k < parts; k += down) sum = Add()(sum, sums[k * channels + c]);
+    memory[ty][tx] = sum;
+    __syncthreads();
+    if (ty == 0 && c < channels) {
+      for (int k = 1; k < down; ++k) sum = Add()(sum, memory[k][tx]);
+      f.finish(sum, c);
+    }
+    __syncthreads();
   }
 }
 
 int64_t grid(int64_t items) { return std::min<int64_t>(items, int64_t{64} * sm_count()); }
 
-// a and b are dense [n, c, inner]; b may be a.
-template <class T, class F> void channel_sums(const char* name, const F& f, const T* a, const T* b, Planes p) {
+// a and b are dense [n, c, inner]; b may be a. Only where inner is 1 may there be a relu.
+template <class T, class F> void channel_sums(const char* name, const F& f, const T* a, const T* b, Planes p, const Relued<T>& relu = {}) {
   if (p.c == 0) return;
   if (p.inner == 0) p = {0, p.c, 1};
+  using Sum = typename F::Sum;
+  auto merge = [&](const Sum* sums, int64_t parts) { launch(name, merge_sums<F>, grid(ceil_div(p.c, 8)), threads, f, sums, p.c, parts); };
+  if (p.inner == 1) {
+    constexpr int64_t enough_blocks = 132 * (F::reads_both ? resident_of_gradients : resident), least_images = 4;  // for 132 multiprocessors
+    const Columns k(p.n, p.c, channels_together<T>(p.c, {a, b, relu.y, relu.masked}));
+    const Parts parts = cut(ceil_div(p.n, k.down() * least_images), k.strips, enough_blocks);
+    const Parts of_images{parts.count, parts.images * k.down() * least_images};
+    Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
+    auto run = [&](auto kernel) { launch(name, kernel, grid(k.strips * parts.count), threads, f, a, b, relu, k, of_images, memory.as<Sum>()); };
+    if (F::after_relu && relu.y) k.n == 1 ? run(column_sums<1, F::after_relu, T, F>) : run(column_sums<pack_size<T>, F::after_relu, T, F>);
+    else k.n == 1 ? run(column_sums<1, false, T, F>) : run(column_sums<pack_size<T>, false, T, F>);
+    return merge(memory.as<const Sum>(), parts.count);
+  }
   constexpr int n = pack_size<T>;
-  const int64_t strips = ceil_div(p.c, warp_size);
-  const Parts parts = cut(p, p.inner == 1 ? strips : p.c);
-  Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(typename F::Sum));
-  auto* sums = memory.as<typename F::Sum>();
-  if (p.inner == 1) launch(name, column_sums<T, F>, grid(strips * parts.count), threads, f, a, b, p, parts, sums);
-  else if (p.inner % n == 0 && aligned(a, 16) && aligned(b, 16))
-    launch(name, plane_sums<n, T, F>, grid(p.c * parts.count), threads, f, a, b, p, parts, Divisor(p.inner / n), sums);
-  else launch(name, plane_sums<1, T, F>, grid(p.c * parts.count), threads, f, a, b, p, parts, Divisor(p.inner), sums);
-  launch(name, merge_sums<F>, grid(ceil_div(p.c, threads)), threads, f, static_cast<const typename F::Sum*>(sums), p.c, parts.count);
+  constexpr int64_t enough_blocks = 1024;
+  const Parts parts = cut(p.n, p.c, enough_blocks);
+  Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
+  if (p.inner % n == 0 && aligned(a, 16) && aligned(b, 16))
+    launch(name, plane_sums<n, T, F>, grid(p.c * parts.count), threads, f, a, b, p, parts, Divisor(p.inner / n), memory.as<Sum>());
+  else launch(name, plane_sums<1, T, F>, grid(p.c * parts.count), threads, f, a, b, p, parts, Divisor(p.inner), memory.as<Sum>());
+  merge(memory.as<const Sum>(), parts.count);
+}
+
+// How x, which is dense, lies: with channels last an image is every place of one.
+Planes planes_in_memory(const Tensor& x) {
+  const Planes p = norm_planes(x.shape());
+  return x.is_contiguous() ? p : Planes{p.n * p.inner, p.c, 1};
 }
 
 // ---- batch norm
@@ -136,12 +239,15 @@ template <class T> struct Moments {
   using A = moment_t<T>;
   using W = wide_t<T>;
   using Sum = Pair<A>;
+  using Here = A;
+  static constexpr bool by_image = false, after_relu = false, reads_both = false;
   const T* x;
   Planes p;
   W* statistics;
   Running<W> running;
   double eps;
   __device__ A at(int64_t, int64_t c) const { return to<A>(x[c * p.inner]); }
+  __device__ bool shared(int) const { return false; }
   __device__ Sum add(Sum s, T v, T, A first) const {
     const A d = to<A>(v) - first;
     return {s.a + d, s.b + d * d};
@@ -162,46 +268,104 @@ template <class W> __global__ void __launch_bounds__(threads) running_statistics
     put(to, channels, c, static_cast<double>(r.mean[c * r.mean_step]), static_cast<double>(r.var[c * r.var_step]), eps);
 }
 
-// The channels of n neighbouring elements: one, or neighbours themselves.
+// The channel of packs of elements that all are of one.
 struct Channels {
-  Divisor inner, c;
-  __device__ int64_t of(int64_t i) const {
-    const int64_t plane = inner.divide(i);
+  Divisor packs, c;
+  Channels(const Planes& p, int n) : packs(std::max<int64_t>(p.inner / n, 1)), c(std::max<int64_t>(p.c, 1)) {}
+  __device__ int64_t of(int64_t pack) const {
+    const int64_t plane = packs.divide(pack);
     return plane - c.divide(plane) * c.divisor;
   }
 };
 template <class T> bool packs(const Planes& p, std::initializer_list<const T*> operands) {
-  constexpr int n = pack_size<T>;
   for (const T* t : operands) if (!aligned(t, 16)) return false;
-  return p.inner == 1 ? p.c % n == 0 : p.inner % n == 0;
+  return p.inner % pack_size<T> == 0;
 }
 
-// What an element of a channel becomes: normal(x) * w + b.
-template <class W> struct Affine {
-  Statistics<W> s;
-  W w, b;
-  __device__ Affine(const W* statistics, const W* weight, const W* bias, int64_t channels, int64_t c)
-      : s(statistics, channels, c), w(weight ? weight[c] : W(1)), b(bias ? bias[c] : W(0)) {}
+// Calls finish(where a pack of a thread's own channels lies, what load() gave for it) for all images, after begin(its first
+// channel).
+template <int n, class Begin, class Load, class Finish> __device__ void each_image(const Columns& k, Begin begin, Load load, Finish finish) {
+  const int tx = static_cast<int>(threadIdx.x) % k.across, ty = static_cast<int>(threadIdx.x) / k.across;
+  const int64_t strip = blockIdx.x % k.strips, c = strip * k.strip() + tx * n, step = gridDim.x / k.strips * k.down();
+  if (c >= k.c) return;
+  begin(c);
+  for (int64_t image = blockIdx.x / k.strips * k.down() + ty; image < k.images; image += in_flight * step) {
+    decltype(load(c)) in[in_flight];
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i)
+      if (image + i * step < k.images) in[i] = load((image + i * step) * k.c + c);
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i)
+      if (image + i * step < k.images) finish((image + i * step) * k.c + c, in[i]);
+  }
+}
+// Blocks for it, so many for each multiprocessor: the same number for each strip.
+int64_t grid(const Columns& k, int blocks) {
+  return k.strips * std::clamp<int64_t>(ceil_div(int64_t{blocks} * sm_count(), k.strips), 1, std::max<int64_t>(1, ceil_div(k.images, k.down())));
+}
+
+// What an element of a channel becomes: normal(x) * w + b. For 16-bit elements as x * scale + shift: what that loses beside a
+// mean of many deviations is less than x itself lost.
+template <class T> struct Affine {
+  using W = wide_t<T>;
+  W mean, rest, scale, shift;
+  Affine() = default;
+  __device__ Affine(const W* statistics, const W* weight, const W* bias, int64_t channels, int64_t c) {
+    const Statistics<W> s(statistics, channels, c);
+    mean = s.mean;
+    rest = s.rest;
+    scale = s.rstd * (weight ? weight[c] : W(1));
+    shift = bias ? bias[c] : W(0);
+  }
+  __device__ W of(T x) const { return ((to<W>(x) - mean) - rest) * scale + shift; }
+};
+template <class T> requires is_16bit<T> struct Affine<T> {
+  float scale, shift;
+  Affine() = default;
+  __device__ Affine(const float* statistics, const float* weight, const float* bias, int64_t channels, int64_t c) {
+    const Statistics<float> s(statistics, channels, c);
+    scale = s.rstd * (weight ? weight[c] : 1.f);
+    shift = (bias ? bias[c] : 0.f) - (s.mean + s.rest) * scale;
+  }
+  __device__ float of(T x) const { return to<float>(x) * scale + shift; }
 };
 
-template <int n, bool with_relu, class T, class W>
-__global__ void __launch_bounds__(threads)
-    batch_norm_apply(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const int64_t count, const Channels of) {
-  for (int64_t k = thread_index(); k < count; k += grid_threads()) {
-    const int64_t channel = of.of(k * n);
-    auto v = load_pack<n>(x + k * n);
-    const auto added = z ? load_pack<n>(z + k * n) : v;
-    Affine<W> here(statistics, w, b, of.c.divisor, channel);
+template <class T, int n, bool added> struct Operands { Pack<T, n> x; };
+template <class T, int n> struct Operands<T, n, true> { Pack<T, n> x, z; };
+template <int n, bool added, class T> __device__ Operands<T, n, added> load_operands(const T* x, const T* z, int64_t at) {
+  Operands<T, n, added> in;
+  in.x = load_pack<n>(x + at);
+  if constexpr (added) in.z = load_pack<n>(z + at);
+  return in;
+}
+template <bool with_relu, int n, bool added, class T> __device__ void normalise(T* y, Operands<T, n, added> in, const Affine<T>* here, int step) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) {
-      if (j > 0 && of.inner.divisor == 1) here = Affine<W>(statistics, w, b, of.c.divisor, channel + j);
-      W r = here.s.normal(to<W>(v.v[j])) * here.w + here.b;
-      if (z) r += to<W>(added.v[j]);
-      if constexpr (with_relu) r = unary::Relu::f(r);
-      v.v[j] = to<T>(r);
-    }
-    store_pack(y + k * n, v);
+  for (int j = 0; j < n; ++j) {
+    wide_t<T> r = here[j * step].of(in.x.v[j]);
+    if constexpr (added) r += to<wide_t<T>>(in.z.v[j]);
+    if constexpr (with_relu) r = unary::Relu::f(r);
+    in.x.v[j] = to<T>(r);
   }
+  store_pack(y, in.x);
+}
+template <int n, bool with_relu, bool added, class T, class W>
+__global__ void __launch_bounds__(threads)
+    batch_norm_planes(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const int64_t count, const Channels of) {
+  for (int64_t k = thread_index(); k < count; k += grid_threads()) {
+    const Affine<T> here(statistics, w, b, of.c.divisor, of.of(k));
+    normalise<with_relu>(y + k * n, load_operands<n, added>(x, z, k * n), &here, 0);
+  }
+}
+template <int n, bool with_relu, bool added, class T, class W>
+__global__ void __launch_bounds__(threads, resident)
+    batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const Columns k) {
+  Affine<T> here[n];
+  auto look = [&](int64_t c) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) here[j] = Affine<T>(statistics, w, b, k.c, c + j);
+  };
+  each_image<n>(k, look, [&](int64_t at) { return load_operands<n, added>(x, z, at); },
+                [&](int64_t at, const Operands<T, n, added>& in) { normalise<with_relu>(y + at, in, here, 1); });
 }
 
 // Weights and the like in the dtype that kernels compute in; null when there are none.
@@ -213,8 +377,9 @@ struct Vector {
 
 template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<BatchNormAttrs>();
-  const Tensor input = c.in[0].contiguous(), added = c.has(5) ? c.in[5].contiguous() : Tensor();
-  const Planes p = norm_planes(input.shape());
+  const bool last = !out[0].is_contiguous();
+  const Tensor input = dense(c.in[0], last), added = c.has(5) ? dense(c.in[5], last) : Tensor();
+  const Planes p = planes_in_memory(input);
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     using W = wide_t<T>;
     constexpr int n = pack_size<T>;
@@ -226,12 +391,19 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
     if (a.training || !r.mean) channel_sums(c.op->name, Moments<T>{x, p, statistics, a.training ? r : Running<W>{}, a.eps}, x, x, p);
     else launch(c.op->name, running_statistics<W>, grid(ceil_div(p.c, threads)), threads, r, p.c, a.eps, statistics);
     const Vector weight(c, 1, dtype_of<W>), bias(c, 2, dtype_of<W>);
-    const Channels of{Divisor(std::max<int64_t>(p.inner, 1)), Divisor(std::max<int64_t>(p.c, 1))};
-    auto apply = [&](auto kernel, int64_t count) {
-      launch(c.op->name, kernel, grid(ceil_div(count, threads)), threads, y, x, z, static_cast<const W*>(statistics), weight.data<W>(), bias.data<W>(), count, of);
+    const int64_t count = input.numel();
+    if (count == 0) return;
+    auto apply = [&](auto kernel, int64_t blocks, auto... rest) {
+      launch(c.op->name, kernel, blocks, threads, y, x, z, static_cast<const W*>(statistics), weight.data<W>(), bias.data<W>(), rest...);
     };
-    if (packs<T>(p, {x, y, z})) apply(batch_norm_apply<n, with_relu, T, W>, input.numel() / n);
-    else apply(batch_norm_apply<1, with_relu, T, W>, input.numel());
+    auto run = [&]<bool added>(std::bool_constant<added>) {
+      if (p.inner == 1) {
+        const Columns k(p.n, p.c, channels_together<T>(p.c, {x, y, z}));
+        k.n == 1 ? apply(batch_norm_columns<1, with_relu, added, T, W>, grid(k, resident), k) : apply(batch_norm_columns<n, with_relu, added, T, W>, grid(k, resident), k);
+      } else if (packs<T>(p, {x, y, z})) apply(batch_norm_planes<n, with_relu, added, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
+      else apply(batch_norm_planes<1, with_relu, added, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
+    };
+    z ? run(std::true_type()) : run(std::false_type());
   });
 }
 
@@ -249,81 +421,161 @@ template <class T> struct Gradient {
 };
 template <class T> Gradient<T> gradient(const Tensor& t, bool wanted) { return {wanted ? t.raw_data() : nullptr, t.dtype() == dtype_of<T>}; }
 
-// Sums of g * normal(x) and of g: the gradients of weight and bias. Image n and channel c have statistics
-// n * of_image + c / of_statistic.
+// Sums of g * normal(x) and of g: the gradients of weight and bias.
 template <class T> struct Products {
   using W = wide_t<T>;
   using Sum = Pair<W>;
-  const W* statistics;
-  int64_t count, of_image;
-  Divisor of_statistic;
+  static constexpr bool reads_both = true;
   Gradient<T> dw, db;
-  Sum* sums;  // null: not wanted
-  __device__ Statistics<W> at(int64_t n, int64_t c) const { return {statistics, count, n * of_image + of_statistic.divide(c)}; }
-  __device__ Sum add(Sum s, T g, T x, const Statistics<W>& here) const {
-    const W v = to<W>(g);
-    return {s.a + v * here.normal(to<W>(x)), s.b + v};
-  }
   __device__ void finish(Sum s, int64_t c) const {
     dw.put(c, s.a);
     db.put(c, s.b);
+  }
+};
+// Of rows: image n and channel c have statistics n * of_image + c / of_statistic.
+template <class T> struct RowProducts : Products<T> {
+  using typename Products<T>::W, typename Products<T>::Sum;
+  using Here = Statistics<W>;
+  static constexpr bool by_image = true, after_relu = false;
+  const W* statistics;
+  int64_t count, of_image;
+  Divisor of_statistic;
+  __device__ Here at(int64_t n, int64_t c) const { return {statistics, count, n * of_image + of_statistic.divide(c)}; }
+  __device__ bool shared(int n) const { return of_statistic.divisor % n == 0; }
+  __device__ Sum add(Sum s, T g, T x, const Here& here) const {
+    const W v = to<W>(g);
+    return {s.a + v * here.normal(to<W>(x)), s.b + v};
+  }
+};
+// Of channels: of g * (x - mean) until the end.
+template <class T> struct ChannelProducts : Products<T> {
+  using typename Products<T>::W, typename Products<T>::Sum;
+  using Here = W;
+  static constexpr bool by_image = false, after_relu = true;
+  const W* statistics;
+  int64_t count;
+  Sum* sums;  // null: not wanted
+  __device__ Here at(int64_t, int64_t c) const { return statistics[c]; }
+  __device__ bool shared(int) const { return false; }
+  __device__ Sum add(Sum s, T g, T x, W mean) const {
+    const W v = to<W>(g);
+    return {s.a + v * (to<W>(x) - mean), s.b + v};
+  }
+  __device__ void finish(Sum s, int64_t c) const {
+    const Statistics<W> here(statistics, count, c);
+    s.a = (s.a - here.rest * s.b) * here.rstd;
+    Products<T>::finish(s, c);
     if (sums) sums[c] = s;
   }
 };
 
+// dx = slope * g - tilt * (x - the statistics' mean) - mean. Without sums the last two are 0. For 16-bit elements the mean is
+// taken together, as in Affine.
+template <class W> struct SlopeParts {
+  Statistics<W> s;
+  W slope, tilt, mean;
+  __device__ SlopeParts(const W* statistics, const W* w, const Pair<W>* sums, W share, int64_t channels, int64_t c) : s(statistics, channels, c) {
+    slope = s.rstd * (w ? w[c] : W(1));
+    tilt = sums ? slope * sums[c].a * share * s.rstd : W(0);
+    mean = sums ? slope * sums[c].b * share : W(0);
+  }
+};
+template <class T> struct Slope {
+  using W = wide_t<T>;
+  W centre, rest, slope, tilt, mean;
+  Slope() = default;
+  __device__ explicit Slope(const SlopeParts<W>& p) : centre(p.s.mean), rest(p.s.rest), slope(p.slope), tilt(p.tilt), mean(p.mean) {}
+  __device__ W of(T g, T x) const { return slope * to<W>(g) - (tilt * ((to<W>(x) - centre) - rest) + mean); }
+};
+template <class T> requires is_16bit<T> struct Slope<T> {
+  float slope, tilt, mean;
+  Slope() = default;
+  __device__ explicit Slope(const SlopeParts<float>& p) : slope(p.slope), tilt(p.tilt), mean(p.mean - p.tilt * (p.s.mean + p.s.rest)) {}
+  __device__ float of(T g, T x) const { return slope * to<float>(g) - (tilt * to<float>(x) + mean); }
+};
+template <int n, class T> __device__ void slopes(T* dx, Pack<T, n> g, const Pack<T, n>& x, const Slope<T>* here, int step) {
+#pragma unroll
+  for (int j = 0; j < n; ++j) g.v[j] = to<T>(here[j * step].of(g.v[j], x.v[j]));
+  store_pack(dx, g);
+}
 template <int n, class T, class W>
 __global__ void __launch_bounds__(threads)
-    batch_norm_grad_apply(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const int64_t count, const Channels of) {
+    batch_norm_grad_planes(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const int64_t count, const Channels of) {
   for (int64_t k = thread_index(); k < count; k += grid_threads()) {
-    const int64_t channel = of.of(k * n);
-    auto v = load_pack<n>(g + k * n);
-    const auto u = load_pack<n>(x + k * n);
-    Affine<W> here(statistics, w, nullptr, of.c.divisor, channel);
-    Pair<W> sum = sums ? sums[channel] : Pair<W>{0, 0};
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      if (j > 0 && of.inner.divisor == 1) {
-        here = Affine<W>(statistics, w, nullptr, of.c.divisor, channel + j);
-        if (sums) sum = sums[channel + j];
-      }
-      W r = to<W>(v.v[j]);
-      if (sums) r -= (sum.b + here.s.normal(to<W>(u.v[j])) * sum.a) * share;
-      v.v[j] = to<T>(r * here.s.rstd * here.w);
-    }
-    store_pack(dx + k * n, v);
+    const Slope<T> here(SlopeParts<W>(statistics, w, sums, share, of.c.divisor, of.of(k)));
+    slopes<n>(dx + k * n, load_pack<n>(g + k * n), load_pack<n>(x + k * n), &here, 0);
   }
+}
+template <int n, bool relu, class T, class W>
+__global__ void __launch_bounds__(threads, resident_of_gradients)
+    batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const T* relued, const Columns k) {
+  Slope<T> here[n];
+  auto look = [&](int64_t c) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) here[j] = Slope<T>(SlopeParts<W>(statistics, w, sums, share, k.c, c + j));
+  };
+  struct Nothing {};
+  struct In {
+    Pack<T, n> g, x;
+    std::conditional_t<relu, Pack<T, n>, Nothing> y;
+  };
+  auto load = [&](int64_t at) {
+    In in;
+    in.g = load_pack<n>(g + at);
+    in.x = load_pack<n>(x + at);
+    if constexpr (relu) in.y = load_pack<n>(relued + at);
+    return in;
+  };
+  each_image<n>(k, look, load, [&](int64_t at, In in) {
+    if constexpr (relu) through_relu(in.g, in.y);
+    slopes<n>(dx + at, in.g, in.x, here, 1);
+  });
 }
 
 void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<BatchNormAttrs>();
-  const Tensor upper = c.in[0].contiguous(), input = c.in[1].contiguous(), saved = c.in[3].contiguous();
-  const Planes p = norm_planes(input.shape());
+  const bool of_x = a.wanted & 1u, of_added = a.wanted & 8u, last = !(of_x ? out[0].meta() : laid_out_like(c.in[1].meta(), c.in[1].dtype())).contiguous();
+  const Tensor input = dense(c.in[1], last), saved = c.in[3].contiguous();
+  const Planes p = planes_in_memory(input);
+  // Where channels are neighbours relu's part is done on the way.
+  const bool relu_inside = c.has(4) && p.inner == 1;
+  const Tensor relued = relu_inside ? dense(c.in[4], last) : Tensor(), upper = dense(c.has(4) && !relu_inside ? relu_grad(c.in[4], c.in[0]) : c.in[0], last);
+  if (of_added && !relu_inside) call_all(op::copy, {out[3], upper});
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     using W = wide_t<T>;
     constexpr int n = pack_size<T>;
     const T *g = upper.data<T>(), *x = input.data<T>();
     const W* statistics = saved.data<W>();
-    const bool of_x = a.wanted & 1u, through_sums = of_x && a.training;
+    const bool through_sums = of_x && a.training;
     Scratch memory(through_sums ? static_cast<size_t>(p.c) * sizeof(Pair<W>) : 0);
     auto* sums = memory.as<Pair<W>>();
-    if (through_sums || a.wanted & 6u) {
-      Products<T> f{statistics, p.c, 0, Divisor(1), gradient<T>(out[1], a.wanted & 2u), gradient<T>(out[2], a.wanted & 4u), sums};
-      channel_sums("batch_norm_grad", f, g, x, p);
+    Relued<T> relu;
+    if (relu_inside) relu = {relued.data<T>(), of_added ? out[3].data<T>() : nullptr};
+    if (through_sums || a.wanted & 14u) {
+      const ChannelProducts<T> f{{gradient<T>(out[1], a.wanted & 2u), gradient<T>(out[2], a.wanted & 4u)}, statistics, p.c, sums};
+      channel_sums("batch_norm_grad", f, g, x, p, relu);
+      if (relu.masked) g = relu.masked, relu.y = nullptr;
     }
-    if (!of_x) return;
+    const int64_t count = input.numel();
+    if (!of_x || count == 0) return;
     T* dx = out[0].data<T>();
     const Vector weight(c, 2, dtype_of<W>);
     const W share = W(1) / static_cast<W>(std::max<int64_t>(1, p.n * p.inner));
-    const Channels of{Divisor(std::max<int64_t>(p.inner, 1)), Divisor(std::max<int64_t>(p.c, 1))};
-    auto apply = [&](auto kernel, int64_t count) {
-      launch("batch_norm_grad", kernel, grid(ceil_div(count, threads)), threads, dx, g, x, statistics, weight.data<W>(), static_cast<const Pair<W>*>(sums), share, count, of);
+    auto apply = [&](auto kernel, int64_t blocks, auto... rest) {
+      launch("batch_norm_grad", kernel, blocks, threads, dx, g, x, statistics, weight.data<W>(), static_cast<const Pair<W>*>(sums), share, rest...);
     };
-    if (packs<T>(p, {g, x, dx})) apply(batch_norm_grad_apply<n, T, W>, input.numel() / n);
-    else apply(batch_norm_grad_apply<1, T, W>, input.numel());
+    if (p.inner == 1) {
+      const Columns k(p.n, p.c, channels_together<T>(p.c, {dx, g, x, relu.y}));
+      auto run = [&]<bool relu_too>(std::bool_constant<relu_too>) {
+        k.n == 1 ? apply(batch_norm_grad_columns<1, relu_too, T, W>, grid(k, resident_of_gradients), relu.y, k) : apply(batch_norm_grad_columns<n, relu_too, T, W>, grid(k, resident_of_gradients), relu.y, k);
+      };
+      relu.y ? run(std::true_type()) : run(std::false_type());
+    } else if (packs<T>(p, {g, x, dx})) apply(batch_norm_grad_planes<n, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
+    else apply(batch_norm_grad_planes<1, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
   });
 }
 
-// ---- rows: read twice, the second time from a cache
+// ---- rows: a warp's, or part of one's, stay in its registers; longer ones are read twice, the second time from a cache
 
 struct Lines {
   NormRows q;
@@ -334,39 +586,56 @@ struct Lines {
   __device__ int64_t feature(int64_t first, int64_t i) const { return first + (q.inner == 1 ? i : inner.divide(i)); }
   __device__ int64_t first_feature(int64_t row) const { return q.groups == 1 ? 0 : row % q.groups * (q.features / q.groups); }
 };
+constexpr int most_kept = 8;  // packs of a row that a thread keeps
 
-template <class T, class W>
+// A thread's packs of a row: load(where), and each(f) calls f(where, pack) for them, again and again.
+template <int kept, class Load> struct RowPacks {
+  Load load;
+  int64_t begin, length, step;
+  decltype(load(int64_t{})) mine[kept > 0 ? kept : 1];
+  __device__ RowPacks(Load l, int64_t b, int64_t n, int64_t s) : load(l), begin(b), length(n), step(s) {
+#pragma unroll
+    for (int k = 0; k < kept; ++k)
+      if (begin + k * step < length) mine[k] = load(begin + k * step);
+  }
+  template <class F> __device__ void each(F f) {
+    if constexpr (kept == 0) for (int64_t i = begin; i < length; i += step) f(i, load(i));
+#pragma unroll
+    for (int k = 0; k < kept; ++k)
+      if (begin + k * step < length) f(begin + k * step, mine[k]);
+  }
+};
+template <int kept, class Load> __device__ RowPacks<kept, Load> row_packs(Load load, int64_t begin, int64_t length, int64_t step) { return {load, begin, length, step}; }
+
+template <int kept, class T, class W>
 __global__ void __launch_bounds__(threads)
     row_norm_kernel(T* y, const T* x, const W* w, const W* b, W* statistics, const Lines rows) {
   using A = moment_t<T>;
   constexpr int n = pack_size<T>;
   const Group group(rows.width);
-  const int64_t length = rows.q.length;
   for (int64_t base = group.first(); base < rows.q.rows; base += group.step()) {
     const int64_t row = base + group.number;
-    const bool live = row < rows.q.rows && length > 0;
-    const T* from = x + row * length;
-    const A pivot = live && rows.centred ? to<A>(from[0]) : A(0);
+    const int64_t length = row < rows.q.rows ? rows.q.length : 0;  // past the end: nothing to do but combine()
+    const T* from = x + row * rows.q.length;
+    auto mine = row_packs<kept>([&](int64_t i) { return load_part<n>(from + i, length - i, rows.packed, T()); }, int64_t{group.lane} * n, length, int64_t{rows.width} * n);
+    const A pivot = length > 0 && rows.centred ? to<A>(from[0]) : A(0);
     Pair<A> sum{0, 0};
-    if (live)
-      for (int64_t i = int64_t{group.lane} * n; i < length; i += int64_t{rows.width} * n) {
-        const auto v = load_part<n>(from + i, length - i, rows.packed, T());
+    mine.each([&](int64_t i, const Pack<T, n>& v) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) {
-          const A d = i + j < length ? to<A>(v.v[j]) - pivot : A(0);
-          sum.a += d;
-          sum.b += d * d;
-        }
+      for (int j = 0; j < n; ++j) {
+        const A d = i + j < length ? to<A>(v.v[j]) - pivot : A(0);
+        sum.a += d;
+        sum.b += d * d;
       }
+    });
     sum = group.combine(sum, Pair<A>{0, 0}, Add());
-    if (!live) continue;
+    if (length == 0) continue;
     const A count = static_cast<A>(length), offset = rows.centred ? sum.a / count : A(0), rest = sum.b - sum.a * offset;
     const A mean = pivot + offset, var = rest > 0 || rest != rest ? rest / count : A(0);
     const W rstd = static_cast<W>(1 / ::sqrt(var + static_cast<A>(rows.eps))), high = static_cast<W>(mean), low = static_cast<W>(mean - static_cast<A>(high));
     if (statistics && group.lane == 0) put(statistics, rows.q.rows, row, mean, var, rows.eps);
     const int64_t first = rows.first_feature(row);
-    for (int64_t i = int64_t{group.lane} * n; i < length; i += int64_t{rows.width} * n) {
-      auto v = load_part<n>(from + i, length - i, rows.packed, T());
+    mine.each([&](int64_t i, Pack<T, n> v) {
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         if (i + j >= length) break;
@@ -377,44 +646,43 @@ __global__ void __launch_bounds__(threads)
         v.v[j] = to<T>(r);
       }
       store_part(y + row * length + i, length - i, rows.packed, v);
-    }
+    });
   }
 }
 
-template <class T, class W>
+template <int kept, class T, class W>
 __global__ void __launch_bounds__(threads)
     row_norm_grad_kernel(T* dx, const T* g, const T* x, const W* w, const W* statistics, const Lines rows) {
   constexpr int n = pack_size<T>;
+  struct Both { Pack<T, n> g, x; };
   const Group group(rows.width);
-  const int64_t length = rows.q.length;
   for (int64_t base = group.first(); base < rows.q.rows; base += group.step()) {
-    const int64_t row = base + group.number;
-    const bool live = row < rows.q.rows && length > 0;
-    const int64_t at = row * length, first = rows.first_feature(row);
-    const Statistics<W> s(statistics, rows.q.rows, live ? row : 0);
-    // Calls f(element, its place in the row, its gradient times weight, normal(x)).
-    auto each = [&](int64_t i, auto f) {
-      const auto u = load_part<n>(g + at + i, length - i, rows.packed, T()), v = load_part<n>(x + at + i, length - i, rows.packed, T());
+    const int64_t row = base + group.number, at = row * rows.q.length;
+    const int64_t length = row < rows.q.rows ? rows.q.length : 0;
+    const int64_t first = rows.first_feature(row);
+    const Statistics<W> s(statistics, rows.q.rows, length > 0 ? row : 0);
+    auto load = [&](int64_t i) { return Both{load_part<n>(g + at + i, length - i, rows.packed, T()), load_part<n>(x + at + i, length - i, rows.packed, T())}; };
+    auto mine = row_packs<kept>(load, int64_t{group.lane} * n, length, int64_t{rows.width} * n);
+    // Calls f(element of the pack, its gradient times weight, normal(x)).
+    auto each_of = [&](int64_t i, const Both& both, auto f) {
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         if (i + j >= length) break;
-        W gw = to<W>(u.v[j]);
+        W gw = to<W>(both.g.v[j]);
         if (w) gw *= w[rows.feature(first, i + j)];
-        f(j, gw, s.normal(to<W>(v.v[j])));
+        f(j, gw, s.normal(to<W>(both.x.v[j])));
       }
     };
     Pair<W> sum{0, 0};
-    if (live)
-      for (int64_t i = int64_t{group.lane} * n; i < length; i += int64_t{rows.width} * n)
-        each(i, [&](int, W gw, W normal) { sum.a += gw * normal, sum.b += gw; });
+    mine.each([&](int64_t i, const Both& both) { each_of(i, both, [&](int, W gw, W normal) { sum.a += gw * normal, sum.b += gw; }); });
     sum = group.combine(sum, Pair<W>{0, 0}, Add());
-    if (!live) continue;
+    if (length == 0) continue;
     const W share = W(1) / static_cast<W>(length), mean = rows.centred ? sum.b * share : W(0), slope = sum.a * share;
-    for (int64_t i = int64_t{group.lane} * n; i < length; i += int64_t{rows.width} * n) {
+    mine.each([&](int64_t i, const Both& both) {
       Pack<T, n> v;
-      each(i, [&](int j, W gw, W normal) { v.v[j] = to<T>((gw - (mean + normal * slope)) * s.rstd); });
+      each_of(i, both, [&](int j, W gw, W normal) { v.v[j] = to<T>((gw - (mean + normal * slope)) * s.rstd); });
       store_part(dx + at + i, length - i, rows.packed, v);
-    }
+    });
   }
 }
 
@@ -422,7 +690,15 @@ template <class T> Lines rows_of(const RowNormAttrs& a, const NormRows& q, std::
   constexpr int n = pack_size<T>;
   bool packed = q.length % n == 0;
   for (const T* t : operands) packed = packed && aligned(t, 16);
-  return {q, Divisor(std::max<int64_t>(q.inner, 1)), a.kind != RowNorm::rms, packed, a.eps, group_width(ceil_div(q.length, n), threads)};
+  const int64_t packs = ceil_div(q.length, n);
+  const int width = packs > most_kept * warp_size ? threads : group_width(std::min<int64_t>(packs, warp_size), threads);
+  return {q, Divisor(std::max<int64_t>(q.inner, 1)), a.kind != RowNorm::rms, packed, a.eps, width};
+}
+// Launches the variant of a kernel for these rows.
+template <class Kept, class Reread, class... A> void launch_rows(const char* name, Kept kept, Reread reread, const Lines& rows, A... arguments) {
+  const int64_t blocks = grid(ceil_div(rows.q.rows * rows.width, threads));
+  if (rows.width <= warp_size) launch(name, kept, blocks, threads, arguments..., rows);
+  else launch(name, reread, blocks, threads, arguments..., rows);
 }
 
 void run_row_norm(const Call& c, std::span<Tensor> out) {
@@ -436,8 +712,8 @@ void run_row_norm(const Call& c, std::span<Tensor> out) {
     T* y = out[0].data<T>();
     const Vector weight(c, 1, dtype_of<W>), bias(c, 2, dtype_of<W>);
     const Lines rows = rows_of<T>(a, q, {x, y});
-    launch(c.op->name, row_norm_kernel<T, W>, grid(ceil_div(q.rows * rows.width, threads)), threads, y, x, weight.data<W>(), bias.data<W>(),
-           out.size() > 1 ? out[1].data<W>() : nullptr, rows);
+    launch_rows(c.op->name, row_norm_kernel<most_kept, T, W>, row_norm_kernel<0, T, W>, rows, y, x, weight.data<W>(), bias.data<W>(),
+                out.size() > 1 ? out[1].data<W>() : nullptr);
   });
 }
 
@@ -453,12 +729,12 @@ void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
       T* dx = out[0].data<T>();
       const Vector weight(c, 2, dtype_of<W>);
       const Lines rows = rows_of<T>(a, q, {g, x, dx});
-      launch("row_norm_grad", row_norm_grad_kernel<T, W>, grid(ceil_div(q.rows * rows.width, threads)), threads, dx, g, x, weight.data<W>(), statistics, rows);
+      launch_rows("row_norm_grad", row_norm_grad_kernel<most_kept, T, W>, row_norm_grad_kernel<0, T, W>, rows, dx, g, x, weight.data<W>(), statistics);
     }
     if (!(a.wanted & 6u)) return;
     const Planes p{q.rows / q.groups, q.features, q.inner};
-    Products<T> f{statistics, q.rows, q.groups, Divisor(std::max<int64_t>(1, q.features / q.groups)), gradient<T>(out[1], a.wanted & 2u),
-                  gradient<T>(out[2], a.wanted & 4u), nullptr};
+    const RowProducts<T> f{{gradient<T>(out[1], a.wanted & 2u), gradient<T>(out[2], a.wanted & 4u)}, statistics, q.rows, q.groups,
+                           Divisor(std::max<int64_t>(1, q.features / q.groups))};
     channel_sums("row_norm_grad", f, g, x, p);
   });
 }

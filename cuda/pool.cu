@@ -4,6 +4,7 @@
 
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/numeric.cuh"
+#include "halftone/ops/copy.h"
 #include "halftone/ops/reduce.h"
 
 namespace halftone::cuda {
@@ -11,125 +12,169 @@ namespace {
 
 constexpr int threads = 256;
 
-// Places in planes of three dimensions.
+// Planes of three dimensions, one after the other or, with channels last, element by element side by side. A thread takes n
+// neighbours: one element, or those of n channels in one place.
+constexpr int channel_pack = 8;
+struct Plane { int64_t first, step; };  // its elements in memory: first + i * step
 struct Places {
-  Divisor size[3];
-  explicit Places(const int64_t (&s)[3]) {
-    for (int d = 0; d < 3; ++d) size[d] = Divisor(s[d]);
+  FastDivisor size[3];
+  Divisor channels;  // side by side: 1, or all of an image
+  Places(const int32_t (&s)[3], const Tensor& t) : channels(t.is_contiguous() ? 1 : t.size(1)) {
+    for (int d = 0; d < 3; ++d) size[d] = FastDivisor(static_cast<uint32_t>(s[d]));
   }
-  // The plane of element i, and where in it.
-  __device__ int64_t locate(int64_t i, int64_t (&at)[3]) const {
+  // Where element i (in memory) is within its plane; and the same plane of a tensor with `pixels` elements in each.
+  __device__ Plane locate(int64_t i, int32_t (&at)[3], int64_t pixels) const {
+    const int64_t group = channels.divide(i), channel = i - group * channels.divisor;
+    i = group;
 #pragma unroll
     for (int d = 2; d >= 0; --d) {
-      const int64_t rest = size[d].divide(i);
-      at[d] = i - rest * size[d].divisor;
+      const int64_t rest = i >> 31 == 0 ? size[d].divide(static_cast<uint32_t>(i)) : i / size[d].divisor;
+      at[d] = static_cast<int32_t>(i - rest * size[d].divisor);
       i = rest;
     }
-    return i;
+    return {i * pixels * channels.divisor + channel, channels.divisor};
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* x, T* y, int32_t* chosen) {
+// Calls f(place in the plane, number in the window) for the elements of a window, row-major.
+template <class F> __device__ void each_element(const PoolGeometry& q, const int32_t (&at)[3], F f) {
+  const PoolWindow u = q.window(0, at[0]), v = q.window(1, at[1]), w = q.window(2, at[2]);
+  for (int32_t a = u.begin, i = u.tap; a < u.end; a += u.step, ++i)
+    for (int32_t b = v.begin, j = v.tap; b < v.end; b += v.step, ++j)
+      for (int32_t c = w.begin, k = w.tap; c < w.end; c += w.step, ++k)
+        f((int64_t{a} * q.in[1] + b) * q.in[2] + c, (i * q.kernel[1] + j) * q.kernel[2] + k);
+}
+
+// Element i's number in a window; -1 when it is none of the window's.
+__device__ int32_t number_in(const PoolWindow& w, int32_t i) {
+  const int32_t distance = i - w.begin, steps = w.step == 1 ? distance : distance / w.step;
+  return distance >= 0 && i < w.end && steps * w.step == distance ? w.tap + steps : -1;
+}
+// Calls f(window's place, the element's number in it, what its average divides by) for every window that holds an element.
+template <class F> __device__ void each_window(const PoolGeometry& q, const int32_t (&at)[3], F f) {
+  for (int32_t a = q.first_output(0, at[0]); a < q.last_output(0, at[0]); ++a) {
+    const PoolWindow u = q.window(0, a);
+    const int32_t i = number_in(u, at[0]);
+    for (int32_t b = q.first_output(1, at[1]); i >= 0 && b < q.last_output(1, at[1]); ++b) {
+      const PoolWindow v = q.window(1, b);
+      const int32_t j = number_in(v, at[1]);
+      for (int32_t c = q.first_output(2, at[2]); j >= 0 && c < q.last_output(2, at[2]); ++c) {
+        const PoolWindow w = q.window(2, c);
+        const int32_t k = number_in(w, at[2]);
+        if (k >= 0) f((int64_t{a} * q.out[1] + b) * q.out[2] + c, (i * q.kernel[1] + j) * q.kernel[2] + k, int64_t{u.count} * v.count * w.count);
+      }
+    }
+  }
+}
+
+template <int n, class T>
+__global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y, int32_t* chosen) {
   using C = compute_t<T>;
-  for (int64_t o = thread_index(); o < count; o += grid_threads()) {
-    int64_t at[3];
-    const T* plane = x + places.locate(o, at) * q.pixels();
-    const PoolWindow u = q.window(0, at[0]), v = q.window(1, at[1]), w = q.window(2, at[2]);
-    C best = reduce::Argmax::start<C>().value;
-    int64_t tap = -1;
-    for (int64_t a = u.begin, i = u.tap; a < u.end; a += u.step, ++i)
-      for (int64_t b = v.begin, j = v.tap; b < v.end; b += v.step, ++j)
-        for (int64_t c = w.begin, k = w.tap; c < w.end; c += w.step, ++k) {
-          const C value = to<C>(plane[(a * q.in[1] + b) * q.in[2] + c]);
-          if (tap >= 0 && !(value > best) && !(value != value && best == best)) continue;
-          if (best != best) continue;
-          best = value;
-          tap = (i * q.kernel[1] + j) * q.kernel[2] + k;
-        }
-    y[o] = to<T>(best);
-    if (chosen) chosen[o] = static_cast<int32_t>(tap);
+  for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
+    int32_t at[3];
+    const Plane plane = places.locate(o * n, at, q.pixels());
+    C best[n];
+    Pack<int32_t, n> taps;
+#pragma unroll
+    for (int c = 0; c < n; ++c) {
+      best[c] = reduce::Argmax::start<C>().value;
+      taps.v[c] = -1;
+    }
+    each_element(q, at, [&](int64_t i, int32_t tap) {
+      const auto values = load_pack<n>(x + plane.first + i * plane.step);
+#pragma unroll
+      for (int c = 0; c < n; ++c) {
+        const C value = to<C>(values.v[c]);
+        if (best[c] != best[c] || (taps.v[c] >= 0 && !(value > best[c]) && value == value)) continue;
+        best[c] = value;
+        taps.v[c] = tap;
+      }
+    });
+    Pack<T, n> out;
+#pragma unroll
+    for (int c = 0; c < n; ++c) out.v[c] = to<T>(best[c]);
+    store_pack(y + o * n, out);
+    if (chosen) store_pack(chosen + o * n, taps);
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(threads) max_pool_gather_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* x, const int32_t* chosen, T* y) {
   for (int64_t o = thread_index(); o < count; o += grid_threads()) {
-    int64_t at[3];
-    const T* plane = x + places.locate(o, at) * q.pixels();
-    const int64_t tap = chosen[o];
-    const PoolWindow u = q.window(0, at[0]), v = q.window(1, at[1]), w = q.window(2, at[2]);
-    const int64_t a = u.begin + (tap / (q.kernel[1] * q.kernel[2]) - u.tap) * u.step, b = v.begin + (tap / q.kernel[2] % q.kernel[1] - v.tap) * v.step,
-                  c = w.begin + (tap % q.kernel[2] - w.tap) * w.step;
-    const bool inside = tap >= 0 && a >= u.begin && a < u.end && b >= v.begin && b < v.end && c >= w.begin && c < w.end;
-    y[o] = inside ? plane[(a * q.in[1] + b) * q.in[2] + c] : to<T>(0.f);
+    int32_t at[3];
+    const Plane plane = places.locate(o, at, q.pixels());
+    T value = to<T>(0.f);
+    each_element(q, at, [&](int64_t i, int32_t tap) {
+      if (tap == chosen[o]) value = x[plane.first + i * plane.step];
+    });
+    y[o] = value;
   }
 }
 
-// Element i's number in a window; -1 when it is none of the window's.
-__device__ int64_t number_in(const PoolWindow& w, int64_t i) {
-  const int64_t distance = i - w.begin, steps = distance / w.step;
-  return distance >= 0 && i < w.end && steps * w.step == distance ? w.tap + steps : -1;
-}
-
-template <class T>
-__global__ void __launch_bounds__(threads) max_pool_scatter_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* g, const int32_t* chosen, T* x) {
+template <int n, class T>
+__global__ void __launch_bounds__(threads) max_pool_scatter_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* g, const int32_t* chosen, T* x) {
   using A = accumulate_t<T>;
-  for (int64_t e = thread_index(); e < count; e += grid_threads()) {
-    int64_t at[3];
-    const int64_t plane = places.locate(e, at) * q.positions();
-    A sum = 0;
-    for (int64_t a = q.first_output(0, at[0]); a < q.last_output(0, at[0]); ++a) {
-      const int64_t i = number_in(q.window(0, a), at[0]);
-      for (int64_t b = q.first_output(1, at[1]); i >= 0 && b < q.last_output(1, at[1]); ++b) {
-        const int64_t j = number_in(q.window(1, b), at[1]);
-        for (int64_t c = q.first_output(2, at[2]); j >= 0 && c < q.last_output(2, at[2]); ++c) {
-          const int64_t k = number_in(q.window(2, c), at[2]), o = plane + (a * q.out[1] + b) * q.out[2] + c;
-          if (k >= 0 && chosen[o] == (i * q.kernel[1] + j) * q.kernel[2] + k) sum += to<A>(g[o]);
-        }
-      }
-    }
-    x[e] = to<T>(sum);
+  for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
+    int32_t at[3];
+    const Plane plane = places.locate(e * n, at, q.positions());
+    A sum[n] = {};
+    each_window(q, at, [&](int64_t o, int32_t tap, int64_t) {
+      const int64_t from = plane.first + o * plane.step;
+      const auto taps = load_pack<n>(chosen + from);
+      const auto values = load_pack<n>(g + from);
+#pragma unroll
+      for (int c = 0; c < n; ++c) if (taps.v[c] == tap) sum[c] += to<A>(values.v[c]);
+    });
+    Pack<T, n> out;
+#pragma unroll
+    for (int c = 0; c < n; ++c) out.v[c] = to<T>(sum[c]);
+    store_pack(x + e * n, out);
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(threads) avg_pool_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* x, T* y) {
+template <int n, class T>
+__global__ void __launch_bounds__(threads) avg_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y) {
   using A = accumulate_t<T>;
-  for (int64_t o = thread_index(); o < count; o += grid_threads()) {
-    int64_t at[3];
-    const T* plane = x + places.locate(o, at) * q.pixels();
-    const PoolWindow u = q.window(0, at[0]), v = q.window(1, at[1]), w = q.window(2, at[2]);
-    A sum = 0;
-    for (int64_t a = u.begin; a < u.end; a += u.step)
-      for (int64_t b = v.begin; b < v.end; b += v.step)
-        for (int64_t c = w.begin; c < w.end; c += w.step) sum += to<A>(plane[(a * q.in[1] + b) * q.in[2] + c]);
-    y[o] = to<T>(sum / static_cast<A>(u.count * v.count * w.count));
+  for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
+    int32_t at[3];
+    const Plane plane = places.locate(o * n, at, q.pixels());
+    A sum[n] = {};
+    each_element(q, at, [&](int64_t i, int32_t) {
+      const auto values = load_pack<n>(x + plane.first + i * plane.step);
+#pragma unroll
+      for (int c = 0; c < n; ++c) sum[c] += to<A>(values.v[c]);
+    });
+    const auto count = static_cast<A>(int64_t{q.window(0, at[0]).count} * q.window(1, at[1]).count * q.window(2, at[2]).count);
+    Pack<T, n> out;
+#pragma unroll
+    for (int c = 0; c < n; ++c) out.v[c] = to<T>(sum[c] / count);
+    store_pack(y + o * n, out);
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(threads) avg_pool_input_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* g, T* x) {
+template <int n, class T>
+__global__ void __launch_bounds__(threads) avg_pool_input_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* g, T* x) {
   using A = accumulate_t<T>;
-  for (int64_t e = thread_index(); e < count; e += grid_threads()) {
-    int64_t at[3];
-    const T* plane = g + places.locate(e, at) * q.positions();
-    A sum = 0;
-    for (int64_t a = q.first_output(0, at[0]); a < q.last_output(0, at[0]); ++a) {
-      const PoolWindow u = q.window(0, a);
-      for (int64_t b = q.first_output(1, at[1]); b < q.last_output(1, at[1]); ++b) {
-        const PoolWindow v = q.window(1, b);
-        for (int64_t c = q.first_output(2, at[2]); c < q.last_output(2, at[2]); ++c) {
-          const PoolWindow w = q.window(2, c);
-          sum += to<A>(plane[(a * q.out[1] + b) * q.out[2] + c]) / static_cast<A>(u.count * v.count * w.count);
-        }
-      }
-    }
-    x[e] = to<T>(sum);
+  for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
+    int32_t at[3];
+    const Plane plane = places.locate(e * n, at, q.positions());
+    A sum[n] = {};
+    each_window(q, at, [&](int64_t o, int32_t, int64_t count) {
+      const auto values = load_pack<n>(g + plane.first + o * plane.step);
+#pragma unroll
+      for (int c = 0; c < n; ++c) sum[c] += to<A>(values.v[c]) / static_cast<A>(count);
+    });
+    Pack<T, n> out;
+#pragma unroll
+    for (int c = 0; c < n; ++c) out.v[c] = to<T>(sum[c]);
+    store_pack(x + e * n, out);
   }
 }
 
-int64_t blocks_for(int64_t elements) { return std::min<int64_t>(ceil_div(elements, threads), int64_t{64} * sm_count()); }
+// t, laid out as a result is.
+Tensor like(const Tensor& t, const Tensor& result) { return dense(t, !result.is_contiguous()); }
+
+int64_t blocks_for(int64_t packs) { return std::min<int64_t>(ceil_div(packs, threads), int64_t{64} * sm_count()); }
 
 // Calls run(Type<T>, geometry) for a call whose result is the output (or, of a transpose, the input) of a pool.
 template <class F> void dispatch(const Call& c, const Tensor& out, bool transpose, F run) {
@@ -139,35 +184,56 @@ template <class F> void dispatch(const Call& c, const Tensor& out, bool transpos
   visit<floating_types>(out.dtype(), [&]<class T>(Type<T> t) { run(t, q); });
 }
 
+// Calls run(a constant: elements a thread takes) for a result and operands that lie like it.
+template <class F> void in_packs(const Tensor& out, std::initializer_list<const Tensor*> operands, F run) {
+  auto fits = [](const Tensor& t) { return aligned(t.raw_data(), channel_pack * size_of(t.dtype())); };
+  bool packed = !out.is_contiguous() && out.size(1) % channel_pack == 0 && fits(out);
+  for (auto* t : operands) packed = packed && fits(*t);
+  if (packed) run(std::integral_constant<int, channel_pack>{});
+  else run(std::integral_constant<int, 1>{});
+}
+
 void run_max_pool(const Call& c, std::span<Tensor> out) {
-  const Tensor x = c.in[0].contiguous(), &y = out[0];
-  int32_t* chosen = out.size() > 1 ? out[1].data<int32_t>() : nullptr;
+  const Tensor &y = out[0], x = like(c.in[0], y);
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
-    launch("max_pool", max_pool_kernel<T>, blocks_for(y.numel()), threads, q, Places(q.out), y.numel(), x.data<T>(), y.data<T>(), chosen);
+    in_packs(y, {&x}, [&]<int n>(std::integral_constant<int, n>) {
+      const int64_t packs = y.numel() / n;
+      launch("max_pool", max_pool_kernel<n, T>, blocks_for(packs), threads, q, Places(q.out, y), packs, x.data<T>(), y.data<T>(),
+             out.size() > 1 ? out[1].data<int32_t>() : nullptr);
+    });
   });
 }
 void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
-  const Tensor x = c.in[0].contiguous(), chosen = c.in[1].contiguous(), &y = out[0];
+  const Tensor &y = out[0], x = like(c.in[0], y), chosen = like(c.in[1], y);
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
-    launch("max_pool_gather", max_pool_gather_kernel<T>, blocks_for(y.numel()), threads, q, Places(q.out), y.numel(), x.data<T>(), chosen.data<int32_t>(), y.data<T>());
+    launch("max_pool_gather", max_pool_gather_kernel<T>, blocks_for(y.numel()), threads, q, Places(q.out, y), y.numel(), x.data<T>(), chosen.data<int32_t>(), y.data<T>());
   });
 }
 void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
-  const Tensor g = c.in[0].contiguous(), chosen = c.in[1].contiguous(), &x = out[0];
+  const Tensor &x = out[0], g = like(c.in[0], x), chosen = like(c.in[1], x);
   dispatch(c, x, true, [&]<class T>(Type<T>, const PoolGeometry& q) {
-    launch("max_pool_scatter", max_pool_scatter_kernel<T>, blocks_for(x.numel()), threads, q, Places(q.in), x.numel(), g.data<T>(), chosen.data<int32_t>(), x.data<T>());
+    in_packs(x, {&g, &chosen}, [&]<int n>(std::integral_constant<int, n>) {
+      const int64_t packs = x.numel() / n;
+      launch("max_pool_scatter", max_pool_scatter_kernel<n, T>, blocks_for(packs), threads, q, Places(q.in, x), packs, g.data<T>(), chosen.data<int32_t>(), x.data<T>());
+    });
   });
 }
 void run_avg_pool(const Call& c, std::span<Tensor> out) {
-  const Tensor x = c.in[0].contiguous(), &y = out[0];
+  const Tensor &y = out[0], x = like(c.in[0], y);
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
-    launch("avg_pool", avg_pool_kernel<T>, blocks_for(y.numel()), threads, q, Places(q.out), y.numel(), x.data<T>(), y.data<T>());
+    in_packs(y, {&x}, [&]<int n>(std::integral_constant<int, n>) {
+      const int64_t packs = y.numel() / n;
+      launch("avg_pool", avg_pool_kernel<n, T>, blocks_for(packs), threads, q, Places(q.out, y), packs, x.data<T>(), y.data<T>());
+    });
   });
 }
 void run_avg_pool_input(const Call& c, std::span<Tensor> out) {
-  const Tensor g = c.in[0].contiguous(), &x = out[0];
+  const Tensor &x = out[0], g = like(c.in[0], x);
   dispatch(c, x, true, [&]<class T>(Type<T>, const PoolGeometry& q) {
-    launch("avg_pool_input", avg_pool_input_kernel<T>, blocks_for(x.numel()), threads, q, Places(q.in), x.numel(), g.data<T>(), x.data<T>());
+    in_packs(x, {&g}, [&]<int n>(std::integral_constant<int, n>) {
+      const int64_t packs = x.numel() / n;
+      launch("avg_pool_input", avg_pool_input_kernel<n, T>, blocks_for(packs), threads, q, Places(q.in, x), packs, g.data<T>(), x.data<T>());
+    });
   });
 }
 

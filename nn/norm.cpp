@@ -22,7 +22,7 @@ void BatchNorm::prepare(const Tensor& x) {
            ", got ", x.meta());
   if (!training() || !num_batches_tracked.defined()) return;
   NoGrad off;
-  num_batches_tracked.copy_(num_batches_tracked + 1);  // on its device
+  num_batches_tracked.add_(1);  // on its device
 }
 
 LayerNorm::LayerNorm(const Shape& shape, LayerNormOptions o) : shape_(shape), eps_(o.eps) {

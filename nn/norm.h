@@ -18,6 +18,10 @@ class HT_API BatchNorm : public Module {
   Buffer running_mean, running_var, num_batches_tracked;  // [channels], [channels], [] (i64)
   HT_FIELDS(weight, bias, running_mean, running_var, num_batches_tracked)
   Tensor forward(const Tensor& x) override { return run(x, batch_norm); }
+  // relu(forward(x) + z) in one operator, as residual blocks end; z is like x.
+  Tensor add_relu(const Tensor& x, const Tensor& z) {
+    return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); });
+  }
   bool keeps_f32() const override { return true; }
 
  protected:

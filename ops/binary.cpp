@@ -85,11 +85,11 @@ Operands::Operands(const Rule& r, const Number& n, Saves s) : number(n) {
 Metas infer(const Call& c, DTypes allowed, bool boolean) {
   const Meta& a = c.in[0].meta();
   HT_CHECK(contains(allowed, a.dtype), c.op->name, ": ", a.dtype, " is not supported; cast with to()");
-  if (c.has(1)) {
-    const Meta& b = c.in[1].meta();
-    HT_CHECK(a.shape == b.shape && a.dtype == b.dtype, c.op->name, ": expected equal shapes and dtypes, got ", a, " and ", b);
-  }
-  return {Meta(a.shape, boolean ? DType::b8 : a.dtype, a.device)};
+  DType t = boolean ? DType::b8 : a.dtype;
+  if (!c.has(1)) return {laid_out_like(a, t)};
+  const Meta& b = c.in[1].meta();
+  HT_CHECK(a.shape == b.shape && a.dtype == b.dtype, c.op->name, ": expected equal shapes and dtypes, got ", a, " and ", b);
+  return {laid_out_like(a.shape.rank() >= 4 && a.contiguous() ? b : a, t)};
 }
 
 std::vector<Sample> samples(double low, double high, bool differentiable_b, Attrs (*with)(Number)) {

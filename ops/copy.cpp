@@ -77,7 +77,7 @@ namespace op {
 
 constinit OpDef cast = {
     .name = "cast", .doc = "x in another dtype, rounded to nearest even", .cast = Cast::keep,
-    .infer = [](const Call& c) -> Metas { return {Meta(c.in[0].shape(), c.as<DType>(), c.in[0].device())}; },
+    .infer = [](const Call& c) -> Metas { return {laid_out_like(c.in[0].meta(), c.as<DType>())}; },
     .backward = [](const Rule& r) -> Tensors {
       return {is_floating(r.in_meta().dtype) ? halftone::cast(r.grad(), r.in_meta().dtype) : Tensor()};
     },
@@ -245,6 +245,14 @@ Tensor Tensor::to(const TensorOptions& o) const {
 }
 Tensor Tensor::clone() const { return call(op::clone, {*this}); }
 Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+
+Tensor dense(const Tensor& t, bool channels_last) {
+  if (!channels_last || t.rank() < 3) return t.contiguous();
+  if (t.meta().channels_last()) return t;
+  Meta m(t.shape(), t.dtype(), t.device());
+  m.strides = channels_last_strides(t.shape());
+  return Tensor::allocate(m).copy_(t);
+}
 
 Tensor& Tensor::copy_(const Tensor& from) {
   HT_CHECK(defined() && from.defined(), "copy_: a tensor is undefined");

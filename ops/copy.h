@@ -55,4 +55,7 @@ struct WhereAttrs { Scalar a, b; bool a_is_number = false, b_is_number = false; 
 // x in another dtype, rounded to nearest even; x itself when it has that dtype. Differentiable.
 HT_API Tensor cast(const Tensor& x, DType dtype);
 
+// For kernels: t, or a copy of it, without gaps, its channels last when asked for.
+HT_API Tensor dense(const Tensor& t, bool channels_last);
+
 }  // namespace halftone

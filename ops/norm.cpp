@@ -111,11 +111,12 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
   });
 }
 
-// in: g, x, w, statistics; out: the gradients of x, w and b.
+// in: g, x, w, statistics, and perhaps relu's result; out: the gradients of x, w, b and what was added.
 void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
   auto a = c.as<BatchNormAttrs>();
   Planes p = norm_planes(c.in[1].shape());
-  Tensor gradient = c.in[0].contiguous(), input = c.in[1].contiguous(), statistics = c.in[3].contiguous();
+  Tensor gradient = (c.has(4) ? relu_grad(c.in[4], c.in[0]) : c.in[0]).contiguous(), input = c.in[1].contiguous(), statistics = c.in[3].contiguous();
+  if (a.wanted & 8u) out[3].copy_(gradient);
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     using W = wide_t<T>;
     const T *g = gradient.data<T>(), *x = input.data<T>();
@@ -255,7 +256,7 @@ Metas infer_batch_norm(const Call& c) {
   HT_CHECK(!c.has(5) || (c.in[5].shape() == x.shape && c.in[5].dtype() == x.dtype), c.op->name, ": expected z like x, ", x, ", got ", c.in[5].meta());
   Planes p = norm_planes(x.shape);
   HT_CHECK(!by_batch(c) || p.c == 0 || p.n * p.inner > 1, c.op->name, ": expected more than one value for each channel in training, got ", x);
-  return {Meta(x.shape, x.dtype, x.device), Meta({3, x.shape[1]}, wide(x.dtype), x.device)};
+  return {laid_out_like(x, x.dtype), Meta({3, x.shape[1]}, wide(x.dtype), x.device)};
 }
 
 Metas infer_row_norm(const Call& c) {
@@ -282,9 +283,9 @@ Metas gradient_metas(const Call& c, uint32_t wanted, int64_t statistics, const S
   HT_CHECK(s.shape == Shape({3, statistics}) && s.dtype == wide(x.dtype), c.op->name, ": expected statistics [3, ", statistics, "] (", wide(x.dtype), "), got ", s);
   HT_CHECK(c.has(2) || !(wanted & 6u), c.op->name, ": there is no weight to compute a gradient of");
   HT_CHECK(!c.has(2) || c.in[2].shape() == features, c.op->name, ": expected weight ", features, ", got ", c.in[2].meta());
-  auto meta = [&](uint32_t bit, const Shape& shape, DType t) { return Meta(wanted >> bit & 1u ? shape : Shape{0}, t, x.device); };
+  auto meta = [&](uint32_t bit, Meta m) { return wanted >> bit & 1u ? m : Meta({0}, m.dtype, m.device); };
   DType t = c.has(2) ? c.in[2].dtype() : x.dtype;
-  return {meta(0, x.shape, x.dtype), meta(1, features, t), meta(2, features, t)};
+  return {meta(0, {x.shape, x.dtype, x.device}), meta(1, {features, t, x.device}), meta(2, {features, t, x.device})};
 }
 
 // ---- derivatives
@@ -295,12 +296,15 @@ uint32_t wanted(const Rule& r) {
   return bits;
 }
 
-// Gradients of x, w, b, and none for what follows.
-Tensors fused(const Rule& r, const OpDef& op, const Tensor& g, const Attrs& attrs, uint32_t wanted) {
+// Gradients of x, w, b, and none for what follows. With a result of relu, `relued`, from the gradient of that.
+Tensors fused(const Rule& r, const OpDef& op, const Attrs& attrs, uint32_t wanted, const Tensor& relued = {}) {
   Tensors grads(r.size());
   if (wanted == 0) return grads;
-  Tensors all = call_all(op, {g, r.in(0), r.size() > 1 ? r.in(1) : Tensor(), r.out(1)}, attrs);
+  Tensors in{r.grad(), r.in(0), r.size() > 1 ? r.in(1) : Tensor(), r.out(1)};
+  if (relued.defined()) in.push_back(relued);
+  Tensors all = call_all(op, std::move(in), attrs);
   for (size_t i = 0; i < 3; ++i) if (wanted >> i & 1u) grads[i] = all[i];
+  if (wanted & 8u) grads[5] = all[3];
   return grads;
 }
 
@@ -330,17 +334,11 @@ Tensors composed_batch_norm(const Rule& r, const Tensor& gradient) {
   return grads;
 }
 
-Tensors fused_batch_norm(const Rule& r, const Tensor& g) {
+Tensors fused_batch_norm(const Rule& r, const Tensor& relued = {}) {
   auto a = r.as<BatchNormAttrs>();
   a.training = by_batch(r);
-  a.wanted = wanted(r);
-  return fused(r, op::batch_norm_grad, g, Attrs::of(a), a.wanted);
-}
-
-// Through the relu; input 5, added before it, gets the same gradient.
-Tensors with_added(const Rule& r, Tensors grads, const Tensor& g) {
-  if (r.size() > 5 && r.needs(5)) grads[5] = g;
-  return grads;
+  a.wanted = wanted(r) | (r.size() > 5 && r.needs(5) ? 8u : 0u);
+  return fused(r, op::batch_norm_grad, Attrs::of(a), a.wanted, relued);
 }
 
 Tensors composed_row_norm(const Rule& r) {
@@ -375,7 +373,7 @@ Tensors composed_row_norm(const Rule& r) {
 Tensors fused_row_norm(const Rule& r) {
   auto a = r.as<RowNormAttrs>();
   a.wanted = wanted(r);
-  return fused(r, op::row_norm_grad, r.grad(), Attrs::of(a), a.wanted);
+  return fused(r, op::row_norm_grad, Attrs::of(a), a.wanted);
 }
 
 // ---- samples
@@ -458,7 +456,7 @@ constinit OpDef batch_norm = {
     .aux = 1,
     .saves = {.in = 0b11011, .out = 2},
     .backward = [](const Rule& r) { return composed_batch_norm(r, r.grad()); },
-    .fused_backward = [](const Rule& r) { return fused_batch_norm(r, r.grad()); },
+    .fused_backward = [](const Rule& r) { return fused_batch_norm(r); },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return batch_norm_samples(false); },
     .kernel = {run_batch_norm<false>}};
@@ -471,25 +469,43 @@ constinit OpDef batch_norm_relu = {
     .saves = {.in = 0b11011, .out = 3},
     .backward = [](const Rule& r) -> Tensors {
       Tensor g = relu_grad(r.out(), r.grad());
-      return with_added(r, composed_batch_norm(r, g), g);
+      Tensors grads = composed_batch_norm(r, g);
+      if (r.size() > 5 && r.needs(5)) grads[5] = g;  // what was added
+      return grads;
     },
-    .fused_backward = [](const Rule& r) -> Tensors {
-      Tensor g = relu_grad(r.out(), r.grad());
-      return with_added(r, fused_batch_norm(r, g), g);
-    },
+    .fused_backward = [](const Rule& r) { return fused_batch_norm(r, r.out()); },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return batch_norm_samples(true); },
     .kernel = {run_batch_norm<true>}};
 
 constinit OpDef batch_norm_grad = {
-    .name = "batch_norm_grad", .doc = "the gradients of batch_norm over x, weight and bias, from its statistics", .cast = Cast::keep,
+    .name = "batch_norm_grad", .doc = "the gradients of batch_norm, or of batch_norm_relu from its result, over x, weight, bias and what was added", .cast = Cast::keep,
     .infer = [](const Call& c) -> Metas {
       const Meta& x = c.in[1].meta();
       HT_CHECK(x.shape.rank() >= 2, "batch_norm_grad: expected x [n, channels, ...], got ", x);
-      return gradient_metas(c, c.as<BatchNormAttrs>().wanted, x.shape[1], {x.shape[1]});
+      uint32_t wanted = c.as<BatchNormAttrs>().wanted;
+      Metas grads = gradient_metas(c, wanted, x.shape[1], {x.shape[1]});
+      HT_CHECK(!c.has(4) || (c.in[4].shape() == x.shape && c.in[4].dtype() == x.dtype), "batch_norm_grad: expected a result like x, ", x, ", got ", c.in[4].meta());
+      if (wanted & 1u) grads[0] = laid_out_like(x, x.dtype);
+      if (wanted & 8u) grads.push_back(laid_out_like(x, x.dtype));
+      return grads;
     },
     .dtypes = {floating_types, floating_types},
-    .samples = [] { return gradient_samples<BatchNormAttrs>(batch_norm_samples(false), [](const Shape& x, const Attrs&) { return x[1]; }); },
+    .samples = [] {
+      std::vector<Sample> all;
+      auto statistics = [](const Shape& x, const Attrs&) { return x[1]; };
+      for (bool relu : {false, true})
+        for (auto& s : gradient_samples<BatchNormAttrs>(batch_norm_samples(false), statistics)) {
+          if (relu) {
+            s.in.push_back({.shape = s.in[0].shape, .low = -1, .high = 1});
+            auto a = s.attrs.as<BatchNormAttrs>();
+            a.wanted |= all.size() % 3 == 0 ? 0u : 8u;
+            s.attrs = Attrs::of(a);
+          }
+          all.push_back(s);
+        }
+      return all;
+    },
     .kernel = {run_batch_norm_grad}};
 
 constinit OpDef layer_norm = {

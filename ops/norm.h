@@ -37,7 +37,8 @@ HT_API Tensor instance_norm(const Tensor& x, const Tensor& w = {}, const Tensor&
 // ---- the operators' attributes. Their last output, for the tape, is [3, statistics] in f32 (f64): the mean, what of it did
 // not fit, and 1 / sqrt(var + eps).
 
-// Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b. The others are empty.
+// Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b, and of batch_norm_relu 3: what is added before the relu.
+// The others are empty.
 struct BatchNormAttrs {
   double eps = 1e-5, momentum = 0.1;
   bool training = true;

@@ -3,6 +3,7 @@
 #include "halftone/ops/pool.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "halftone/ops/all.h"
 #include "halftone/ops/iterate.h"
@@ -16,9 +17,9 @@ namespace {
 // Calls f(output's place in the plane, its window in each dimension).
 template <class F> void each_window(const PoolGeometry& q, F f) {
   int64_t at = 0;
-  for (int64_t a = 0; a < q.out[0]; ++a)
-    for (int64_t b = 0; b < q.out[1]; ++b)
-      for (int64_t c = 0; c < q.out[2]; ++c) f(at++, q.window(0, a), q.window(1, b), q.window(2, c));
+  for (int32_t a = 0; a < q.out[0]; ++a)
+    for (int32_t b = 0; b < q.out[1]; ++b)
+      for (int32_t c = 0; c < q.out[2]; ++c) f(at++, q.window(0, a), q.window(1, b), q.window(2, c));
 }
 // Calls f(place in the input plane, number within the window) for a window's elements, row-major.
 template <class F> void each_element(const PoolGeometry& q, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w, F f) {
@@ -141,6 +142,7 @@ std::string who(const Call& c) {
 }
 
 // The spatial sizes of the output for an input of these, which follow two dimensions.
+constexpr int64_t most_places = int64_t{1} << 30;  // of one dimension, so that 32 bits do for what is added to it
 Shape output_sizes(const Call& c, const Meta& tensor, const Shape& x) {
   auto a = c.as<PoolAttrs>();
   std::string name = who(c);
@@ -150,6 +152,7 @@ Shape output_sizes(const Call& c, const Meta& tensor, const Shape& x) {
   for (size_t d = 0; d < static_cast<size_t>(a.dims); ++d) {
     int64_t in = x[d + 2], kernel = a.kernel[d], stride = a.stride[d], padding = a.padding[d];
     HT_CHECK(in >= 1, name, ": dimension ", d + 2, " of x is empty: ", tensor);
+    HT_CHECK(in + padding < most_places && a.size[d] < most_places, name, ": dimension ", d + 2, " has more than ", most_places, " places: ", tensor);
     if (a.adaptive) {
       HT_CHECK(a.size[d] >= 1, name, ": expected a size of 1 or more, got ", a.size[d]);
       y.push_back(a.size[d]);
@@ -175,11 +178,18 @@ Shape joined(const Shape& x, const Shape& spatial) {
 }
 Shape given_size(const PoolAttrs& a) { return Shape(std::span(a.size, static_cast<size_t>(a.dims))); }
 
+// Of another size, laid out like x.
+Meta like(const Meta& x, const Shape& shape, DType dtype) {
+  Meta m(shape, dtype, x.device);
+  if (!laid_out_like(x, dtype).contiguous()) m.strides = channels_last_strides(shape);
+  return m;
+}
+
 Metas infer_forward(const Call& c) {
   const Meta& x = c.in[0].meta();
   Shape sizes = output_sizes(c, x, x.shape), y = joined(x.shape, sizes);
-  if (c.op == &op::avg_pool) return {Meta(y, x.dtype, x.device)};
-  return {Meta(y, x.dtype, x.device), Meta(y, DType::i32, x.device)};
+  if (c.op == &op::avg_pool) return {like(x, y, x.dtype)};
+  return {like(x, y, x.dtype), like(x, y, DType::i32)};
 }
 
 // From a gradient of the output's shape.
@@ -195,7 +205,7 @@ Metas infer_transpose(const Call& c) {
   HT_CHECK(is_floating(g.dtype), who(c), ": expected a floating dtype, got ", g.dtype);
   if (c.op == &op::max_pool_scatter)
     HT_CHECK(c.in[1].dtype() == DType::i32 && c.in[1].shape() == g.shape, who(c), ": expected elements' numbers ", g.shape, " (i32), got ", c.in[1].meta());
-  return {Meta(x, g.dtype, g.device)};
+  return {like(c.op == &op::max_pool_scatter ? c.in[1].meta() : g, x, g.dtype)};
 }
 
 Metas infer_gather(const Call& c) {
@@ -204,7 +214,7 @@ Metas infer_gather(const Call& c) {
   HT_CHECK(x.shape.rank() == a.dims + 2 && taps.shape.rank() == a.dims + 2, who(c), ": expected tensors of ", a.dims + 2, " dimensions, got ", x, " and ", taps);
   Shape y = a.adaptive ? taps.shape : joined(x.shape, output_sizes(c, x, x.shape));
   HT_CHECK(is_floating(x.dtype) && taps.dtype == DType::i32 && taps.shape == y, who(c), ": expected elements' numbers ", y, " (i32), got ", taps);
-  return {Meta(y, x.dtype, x.device)};
+  return {like(x, y, x.dtype)};
 }
 
 // ---- derivatives
@@ -271,12 +281,14 @@ SampleInput taps_of(const Example& e) {
 PoolGeometry pool_geometry(const PoolAttrs& a, const Shape& x, const Shape& y) {
   PoolGeometry q{x[0] * x[1], {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {1, 1, 1}, a.include_pad, a.adaptive};
   for (size_t d = 0, to = static_cast<size_t>(3 - a.dims); to < 3; ++d, ++to) {
-    q.in[to] = x[d + 2];
-    q.out[to] = y[d + 2];
-    q.kernel[to] = a.kernel[d];
-    q.stride[to] = a.stride[d];
-    q.padding[to] = a.padding[d];
-    q.dilation[to] = a.dilation[d];
+    // Sizes fit, by infer's check; steps that do not are never taken.
+    auto narrow = [](int64_t v) { return static_cast<int32_t>(std::min<int64_t>(v, std::numeric_limits<int32_t>::max())); };
+    q.in[to] = narrow(x[d + 2]);
+    q.out[to] = narrow(y[d + 2]);
+    q.kernel[to] = narrow(a.kernel[d]);
+    q.stride[to] = narrow(a.stride[d]);
+    q.padding[to] = narrow(a.padding[d]);
+    q.dilation[to] = narrow(a.dilation[d]);
   }
   return q;
 }

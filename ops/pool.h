@@ -48,33 +48,35 @@ struct PoolAttrs {
 
 // Along one dimension: the elements begin, begin + step, ... below end lie inside the input, the first is element `tap` of
 // the window, and `count` is what an average divides by.
-struct PoolWindow { int64_t begin, end, step, tap, count; };
+struct PoolWindow { int32_t begin, end, step, tap, count; };
 
-// What a kernel works on: always three spatial dimensions, of which missing ones come first and have size 1.
+// What a kernel works on: always three spatial dimensions, of which missing ones come first and have size 1. GPUs divide 32
+// bits several times as fast as 64.
 struct PoolGeometry {
-  int64_t planes, in[3], out[3], kernel[3], stride[3], padding[3], dilation[3];
+  int64_t planes;
+  int32_t in[3], out[3], kernel[3], stride[3], padding[3], dilation[3];
   bool include_pad, adaptive;
 
-  HT_HD int64_t pixels() const { return in[0] * in[1] * in[2]; }
-  HT_HD int64_t positions() const { return out[0] * out[1] * out[2]; }
-  HT_HD PoolWindow window(int d, int64_t o) const {
+  HT_HD int64_t pixels() const { return int64_t{in[0]} * in[1] * in[2]; }
+  HT_HD int64_t positions() const { return int64_t{out[0]} * out[1] * out[2]; }
+  HT_HD PoolWindow window(int d, int32_t o) const {
     if (adaptive) {
-      int64_t begin = o * in[d] / out[d], end = ((o + 1) * in[d] + out[d] - 1) / out[d];
+      auto begin = static_cast<int32_t>(int64_t{o} * in[d] / out[d]), end = static_cast<int32_t>((int64_t{o + 1} * in[d] + out[d] - 1) / out[d]);
       return {begin, end, 1, 0, end - begin};
     }
-    int64_t first = o * stride[d] - padding[d], last = first + (kernel[d] - 1) * dilation[d] + 1;
-    int64_t tap = first < 0 ? (-first + dilation[d] - 1) / dilation[d] : 0, begin = first + tap * dilation[d];
-    int64_t end = last < in[d] ? last : in[d], padded = last < in[d] + padding[d] ? last : in[d] + padding[d];
+    int32_t first = o * stride[d] - padding[d], last = first + (kernel[d] - 1) * dilation[d] + 1;
+    int32_t tap = first < 0 ? (-first + dilation[d] - 1) / dilation[d] : 0, begin = first + tap * dilation[d];
+    int32_t end = last < in[d] ? last : in[d], padded = last < in[d] + padding[d] ? last : in[d] + padding[d];
     return {begin, end, dilation[d], tap, include_pad ? padded - first : end - begin};
   }
   // The outputs whose windows may hold element i: from first to below last.
-  HT_HD int64_t first_output(int d, int64_t i) const {
-    if (adaptive) return i * out[d] / in[d];
-    int64_t room = i + padding[d] - (kernel[d] - 1) * dilation[d];
+  HT_HD int32_t first_output(int d, int32_t i) const {
+    if (adaptive) return static_cast<int32_t>(int64_t{i} * out[d] / in[d]);
+    int32_t room = i + padding[d] - (kernel[d] - 1) * dilation[d];
     return room <= 0 ? 0 : (room + stride[d] - 1) / stride[d];
   }
-  HT_HD int64_t last_output(int d, int64_t i) const {
-    int64_t last = adaptive ? ((i + 1) * out[d] + in[d] - 1) / in[d] : (i + padding[d]) / stride[d] + 1;
+  HT_HD int32_t last_output(int d, int32_t i) const {
+    int32_t last = adaptive ? static_cast<int32_t>((int64_t{i + 1} * out[d] + in[d] - 1) / in[d]) : (i + padding[d]) / stride[d] + 1;
     return last < out[d] ? last : out[d];
   }
 };

@@ -482,7 +482,11 @@ Tensor Tensor::select(int64_t dim, int64_t index) const {
 }
 Tensor Tensor::transpose(int64_t a, int64_t b) const { return halftone::transpose(*this, a, b); }
 Tensor Tensor::permute(const Shape& order) const { return halftone::permute(*this, order); }
-Tensor Tensor::view(const Shape& shape) const { return call(op::view, {*this}, Attrs::of(resolve(*this, shape))); }
+Tensor Tensor::view(const Shape& shape) const {
+  // That images on a GPU lie with their channels last is Halftone's choice: where a user may expect a view, they are copied.
+  if (defined() && !laid_out_like(meta(), dtype()).contiguous()) return reshape(shape);
+  return call(op::view, {*this}, Attrs::of(resolve(*this, shape)));
+}
 Tensor Tensor::reshape(const Shape& shape) const { return halftone::reshape(*this, shape); }
 Tensor Tensor::flatten(int64_t from, int64_t to) const {
   if (rank() == 0) return reshape({1});

@@ -23,7 +23,7 @@ Metas infer(const Call& c, DTypes allowed) {
     const Meta& x = c.in[i].meta();
     HT_CHECK(a.shape == x.shape && a.dtype == x.dtype, c.op->name, ": expected equal shapes and dtypes, got ", a, " and ", x);
   }
-  return {Meta(a.shape, a.dtype, a.device)};
+  return {laid_out_like(a, a.dtype)};
 }
 
 std::vector<Sample> samples(double low, double high, Attrs (*with)(const Numbers&)) {

@@ -11,7 +11,7 @@ Metas elementwise::infer_same(const Call& c, DTypes allowed, bool boolean) {
   const Meta& x = c.in[0].meta();
   HT_CHECK(contains(allowed, x.dtype), c.op->name, ": ", x.dtype, " is not supported; cast x to a ",
            allowed == floating_types ? "floating" : "numeric", " dtype with to()");
-  return {Meta(x.shape, boolean ? DType::b8 : x.dtype, x.device)};
+  return {laid_out_like(x, boolean ? DType::b8 : x.dtype)};
 }
 
 void fill_cpu_unary() {

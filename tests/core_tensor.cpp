@@ -319,3 +319,26 @@ TEST_CASE("state dicts") {
   CHECK(b.at("net.weight").item() == 9);
   CHECK(snapshot.at("net.weight").item() == 1);
 }
+
+TEST_CASE("the layout with channels last") {
+  CHECK(channels_last_strides({2, 3, 4, 5}) == Strides{60, 1, 15, 3});
+  CHECK(channels_last_strides({2, 3, 4}) == Strides{12, 1, 3});
+  CHECK(channels_last_strides({2, 3, 2, 4, 5}) == Strides{120, 1, 60, 15, 3});
+  CHECK_THROWS_WITH(channels_last_strides({2, 3}), "channels last: expected [n, channels, ...], got [2, 3]");
+  Meta m({2, 3, 4, 5}, DType::f32, Device::cpu());
+  CHECK(!m.channels_last());
+  m.strides = channels_last_strides(m.shape);
+  CHECK((m.channels_last() && !m.contiguous()));
+  // Sizes of 1 leave strides free: such tensors lie both ways.
+  for (Shape s : {Shape{2, 1, 4, 5}, Shape{2, 3, 1, 1}, Shape{1, 1, 1}}) CHECK((Meta(s, DType::f32, Device::cpu()).channels_last()));
+  // Results on a GPU keep it, on the CPU nothing does; other dtypes, the same layout.
+  m.device = Device::cuda();
+  CHECK(laid_out_like(m, DType::f16).strides == m.strides);
+  m.offset = 7;
+  CHECK(laid_out_like(m, DType::f16).offset == 0);
+  m.strides[0] = 61;
+  CHECK(laid_out_like(m, DType::f16).contiguous());
+  m.strides[0] = 60;
+  m.device = Device::cpu();
+  CHECK(laid_out_like(m, DType::f16).contiguous());
+}

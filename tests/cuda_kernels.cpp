@@ -1,5 +1,5 @@
 // Every CUDA kernel against the CPU's: each operator of the registry on its samples, in every dtype and in layouts that
-// are dense, transposed, strided and broadcast; then sizes and values that samples do not reach.
+// are dense, transposed, strided, broadcast and channels-last; then sizes and values that samples do not reach.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -53,7 +53,7 @@ Tensor drawn(uint64_t seed, const Shape& shape, DType dtype, double low = -2, do
 
 // ---- layouts
 
-enum class Layout { dense, transposed, strided, broadcast };
+enum class Layout { dense, transposed, strided, broadcast, channels_last };
 
 // A view of a buffer, made alike on both devices.
 struct Laid {
@@ -80,6 +80,12 @@ Laid lay(const Tensor& x, Layout layout) {
     for (int d = x.rank() - 1; d >= 0; --d) order.push_back(d);
     l.base = x.permute(order).clone();
     l.strides = l.base.permute(order).strides();
+  } else if (layout == Layout::channels_last && x.rank() >= 4) {
+    Shape order{0};
+    for (int d = 2; d < x.rank(); ++d) order.push_back(d);
+    order.push_back(1);
+    l.base = x.permute(order).clone();
+    l.strides = channels_last_strides(shape);
   } else if (layout == Layout::strided) {
     for (auto& s : std::span(&l.strides[0], l.strides.size())) s *= 2;
     l.offset = 1;
@@ -251,9 +257,11 @@ TEST_CASE("every operator's samples on CUDA agree with the CPU") {
     int ran = 0;
     for (DType dtype : every_dtype) {
       if (!contains(op->dtypes[0], dtype) && op->dtypes[0] != only(DType::i64)) continue;
-      for (Layout layout : {Layout::dense, Layout::transposed, Layout::strided, Layout::broadcast}) {
+      for (Layout layout : {Layout::dense, Layout::transposed, Layout::strided, Layout::broadcast, Layout::channels_last}) {
         int number = 0;
         for (auto& sample : op->samples()) {
+          bool image = std::any_of(sample.in.begin(), sample.in.end(), [](const SampleInput& in) { return in.shape.rank() >= 4; });
+          if (layout == Layout::channels_last && !image) continue;
           INFO(op->name << ", sample " << number++ << ", " << name(dtype) << ", layout " << static_cast<int>(layout));
           bool compared = run_sample(*op, sample, dtype, layout);
           ran += compared;
