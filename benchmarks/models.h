@@ -6,28 +6,30 @@ namespace benchmarks {
 
 using namespace halftone;
 
-// relu(x + f(x)), where f ends in a batch norm; a projection where the shape changes (He et al., "Deep residual learning", 2016).
+// relu(x + norm(body(x))); a projection where the shape changes (He et al., "Deep residual learning", 2016).
 struct ResidualBlock : nn::Module {
+  explicit ResidualBlock(int64_t out) : norm(out) {}
   nn::Sequential body;
+  nn::BatchNorm2d norm;
   std::vector<nn::Sequential> projection;  // one or none
-  HT_FIELDS(body, projection)
-  Tensor forward(const Tensor& x) override { return relu(body(x) + (projection.empty() ? x : projection[0](x))); }
+  HT_FIELDS(body, norm, projection)
+  Tensor forward(const Tensor& x) override { return norm.add_relu(body(x), projection.empty() ? x : projection[0](x)); }
 };
 
 // Basic blocks of two 3 x 3 convolutions, or bottlenecks of 1 x 1, 3 x 3 and 1 x 1 with four times the width.
 inline ResidualBlock residual_block(int64_t in, int64_t width, int64_t stride, bool bottleneck) {
-  ResidualBlock b;
   int64_t out = bottleneck ? 4 * width : width;
+  ResidualBlock b(out);
   auto conv = [](int64_t from, int64_t to, int64_t kernel, int64_t s) {
     return nn::Conv2d(from, to, kernel, {.stride = s, .padding = kernel / 2, .bias = false});
   };
   if (bottleneck) {
     b.body.add(conv(in, width, 1, 1)).add(nn::BatchNorm2d(width)).add(nn::ReLU());
     b.body.add(conv(width, width, 3, stride)).add(nn::BatchNorm2d(width)).add(nn::ReLU());
-    b.body.add(conv(width, out, 1, 1)).add(nn::BatchNorm2d(out));
+    b.body.add(conv(width, out, 1, 1));
   } else {
     b.body.add(conv(in, width, 3, stride)).add(nn::BatchNorm2d(width)).add(nn::ReLU());
-    b.body.add(conv(width, width, 3, 1)).add(nn::BatchNorm2d(width));
+    b.body.add(conv(width, width, 3, 1));
   }
   if (stride != 1 || in != out) b.projection.push_back(nn::Sequential{conv(in, out, 1, stride), nn::BatchNorm2d(out)});
   return b;

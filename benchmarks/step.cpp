@@ -1,6 +1,6 @@
 // Training steps of networks that are measured elsewhere, too: forward, loss, backward, unscale, optimizer, scaler. Modes of small
 // networks are interleaved in rounds; medians are printed, one JSON line a mode.
-//   step [--device cuda] [--models mlp_small lenet resnet18] [--precisions fp32 fp16] [--rounds 15]
+//   step [--device cuda] [--models mlp_small lenet resnet18] [--precisions fp32 tf32 fp16] [--rounds 15] [--tune plans.txt]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -82,11 +82,19 @@ class Profile final : public amp::Watcher {
   std::map<std::string, std::pair<int, double>> by_operator_;
 };
 
+struct Mode {
+  std::string precision;
+  bool captured;
+  std::optional<DType> dtype() const { return precision == "fp16" ? std::optional(DType::f16) : precision == "bf16" ? std::optional(DType::bf16) : std::nullopt; }
+};
+
 // A network with its optimizer, and one way of running a step of it.
 class Trainer {
  public:
-  Trainer(const Workload& w, Device device, std::optional<DType> dtype, bool captured)
-      : device_(device), mixed_{.dtype = dtype, .enabled = dtype.has_value()}, scaler_({.enabled = dtype == DType::f16}), net_(w.network()) {
+  // With a file for tuned plans the first step is tuned.
+  Trainer(const Workload& w, Device device, const Mode& mode, const std::string& plans)
+      : device_(device), tf32_(mode.precision == "tf32"), mixed_{.dtype = mode.dtype(), .enabled = mode.dtype().has_value()},
+        scaler_({.enabled = mode.dtype() == DType::f16}), net_(w.network()) {
     manual_seed(0);
     net_->to(device);
     if (w.adam) opt_ = std::make_unique<optim::AdamW>(net_->parameters(), optim::AdamWOptions{.lr = 1e-3});
@@ -95,7 +103,8 @@ class Trainer {
       inputs_.push_back(w.vocabulary > 0 ? randint(0, w.vocabulary, w.input).to(device) : randn(w.input, {.device = device}));
       targets_.push_back(randint(0, w.classes, {w.targets}).to(device));
     }
-    if (captured) {
+    if (!plans.empty()) tune([&] { step(inputs_[0], targets_[0]); }, plans);
+    if (mode.captured) {
       auto graph = std::make_shared<Captured<std::function<Tensor(const Tensor&, const Tensor&)>>>(
           [this](const Tensor& x, const Tensor& t) { return step(x, t); }, CaptureOptions{});
       run_ = [graph](const Tensor& x, const Tensor& t) { return (*graph)(x, t); };
@@ -106,6 +115,7 @@ class Trainer {
   double measure(int steps) {
     backend(device_.type).synchronize(device_.index);
     auto start = Clock::now();
+    allow_tf32(tf32_);
     for (int i = 0; i < steps; ++i) loss_ = run_(inputs_[next_ % 2], targets_[next_ % 2]), ++next_;
     backend(device_.type).synchronize(device_.index);
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count() / steps;
@@ -122,6 +132,7 @@ class Trainer {
 
  private:
   Tensor step(const Tensor& x, const Tensor& target) {
+    allow_tf32(tf32_);
     opt_->zero_grad();
     Tensor loss;
     {
@@ -135,6 +146,7 @@ class Trainer {
   }
 
   Device device_;
+  bool tf32_;
   amp::AutocastOptions mixed_;
   amp::GradScaler scaler_;
   std::unique_ptr<nn::Module> net_;
@@ -145,15 +157,13 @@ class Trainer {
   int64_t next_ = 0;
 };
 
-struct Mode { const char* name; std::optional<DType> dtype; bool captured; };
-
 // One mode at a time is in memory: large models would not fit together.
-void bench(const Workload& w, Device device, const std::vector<std::string>& precisions, int rounds, bool profile) {
+void bench(const Workload& w, Device device, const std::vector<std::string>& precisions, int rounds, bool profile, const std::string& plans) {
   std::vector<Mode> modes;
   for (auto& p : precisions)
     for (bool captured : {false, true}) {
       if (captured && device.type == DeviceType::cpu) continue;
-      modes.push_back({p.c_str(), p == "fp16" ? std::optional(DType::f16) : p == "bf16" ? std::optional(DType::bf16) : std::nullopt, captured});
+      modes.push_back({p, captured});
     }
   bool together = w.input.numel() * w.targets < int64_t{1} << 33;  // small: rounds of all modes take turns
   std::vector<std::unique_ptr<Trainer>> trainers(modes.size());
@@ -163,7 +173,7 @@ void bench(const Workload& w, Device device, const std::vector<std::string>& pre
   auto start = [&](size_t i) {
     reset_peak_memory(device);
     int64_t before = memory_stats(device).allocated;
-    trainers[i] = std::make_unique<Trainer>(w, device, modes[i].dtype, modes[i].captured);
+    trainers[i] = std::make_unique<Trainer>(w, device, modes[i], plans);
     trainers[i]->measure(5);
     steps[i] = std::clamp(static_cast<int>(20 / trainers[i]->measure(3)), 1, 500);  // rounds of about 20 ms
     peaks[i] = memory_stats(device).peak - before;
@@ -171,7 +181,7 @@ void bench(const Workload& w, Device device, const std::vector<std::string>& pre
   auto tell = [&](size_t i) {
     std::sort(times[i].begin(), times[i].end());
     std::printf("{\"case\": \"%s\", \"device\": \"%s\", \"precision\": \"%s\", \"how\": \"%s\", \"ms\": %.5f, \"lo\": %.5f, \"hi\": %.5f, \"peak_mib\": %.1f, \"loss\": %.4f}\n",
-                w.name, str(device).c_str(), modes[i].name, modes[i].captured ? "captured" : "eager", times[i][times[i].size() / 2], times[i][times[i].size() / 10],
+                w.name, str(device).c_str(), modes[i].precision.c_str(), modes[i].captured ? "captured" : "eager", times[i][times[i].size() / 2], times[i][times[i].size() / 10],
                 times[i][times[i].size() * 9 / 10], static_cast<double>(peaks[i]) / 1048576, trainers[i]->loss());
     if (profile) trainers[i]->profile();
     std::fflush(stdout);
@@ -198,17 +208,19 @@ int main(int argc, char** argv) {
   std::vector<std::string> wanted = {"mlp_small"}, precisions = {"fp32", "fp16", "bf16"};
   int rounds = 15;
   bool profile = false;
+  std::string plans;
   CLI::App app("Times training steps in fp32 and mixed precision, eager and captured; one JSON line a mode");
   app.add_option("--device", device, "cpu or cuda")->capture_default_str();
   app.add_option("--models", wanted, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2")->capture_default_str();
-  app.add_option("--precisions", precisions, "fp32 fp16 bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
+  app.add_option("--precisions", precisions, "fp32 tf32 fp16 bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "tf32", "fp16", "bf16"}));
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tune", plans, "choose kernels by timing them first, and keep the choices in this file");
   app.add_flag("--profile", profile, "the time of each operator in an eager step, too");
   CLI11_PARSE(app, argc, argv);
   try {
     std::printf("%s\n", build_info().c_str());
     for (auto& w : workloads())
-      if (std::find(wanted.begin(), wanted.end(), w.name) != wanted.end()) bench(w, ht::device(device), precisions, rounds, profile);
+      if (std::find(wanted.begin(), wanted.end(), w.name) != wanted.end()) bench(w, ht::device(device), precisions, rounds, profile, plans);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "step: %s\n", e.what());
     return 1;
