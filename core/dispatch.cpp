@@ -61,7 +61,11 @@ Tensors launch(Call& c) {
   const OpDef& op = *c.op;
   Device device = common_device(c);
   Metas metas = op.infer(c);
-  if (op.view) return {Tensor(metas[0], c.in[0].storage(), true)};
+  if (op.view) {
+    Tensors views;
+    for (const Meta& m : metas) views.push_back(Tensor(m, c.in[0].storage(), true));
+    return views;
+  }
 
   auto type = static_cast<size_t>(device.type);
   Kernel kernel = op.kernel[type];

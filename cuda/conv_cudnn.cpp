@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "halftone/core/backend.h"
+#include "halftone/cuda/attention.h"
 #include "halftone/cuda/conv.h"
 #include "halftone/cuda/plans.h"
 #include "halftone/cuda/runtime.h"
@@ -323,6 +324,7 @@ void register_cudnn() {
   cuda::fill<cuda::run_forward<true>>(op::conv_relu);
   cuda::fill<cuda::run_input>(op::conv_input);
   cuda::fill<cuda::run_weight>(op::conv_weight);
+  cuda::fill_cudnn_attention();
 }
 
 }  // namespace halftone

@@ -1,7 +1,9 @@
-// Attention: its derivative in public operators, which other devices run as their kernel, too; blocks of queries on the CPU.
+// Attention: its derivative in public operators, in which other devices run what their kernels refuse, too; blocks of
+// queries on the CPU.
 #include "halftone/ops/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "halftone/core/parallel.h"
@@ -59,16 +61,22 @@ struct Composed {
   }
 };
 
-// The gradients of q, k, v and mask where need(i); with the log-sum-exps of scores, weights take no softmax.
-template <class F> Tensors composed_gradients(const Inputs& in, const AttentionAttrs& a, const Tensor& g, const Tensor& lse, F need) {
+// What a forward left behind, so that its gradient takes no softmax: the result, and the log-sum-exps of scores. Undefined without.
+struct Kept { Tensor y, lse; };
+
+// The gradients of q, k, v and mask where need(i).
+template <class F> Tensors composed_gradients(const Inputs& in, const AttentionAttrs& a, const Tensor& g, const Kept& kept, F need) {
   Composed c(in, a);
   DType t = in.q.dtype();
-  Tensor p = lse.defined() ? c.seen(exp(c.scores - unsqueeze(lse, 3))) : c.weights(), grads = c.grouped(g.to(t));
+  Tensor p = kept.lse.defined() ? c.seen(exp(c.scores - unsqueeze(kept.lse, 3))) : c.weights(), grads = c.grouped(g.to(t));
   Tensors result(4);
   if (need(2)) result[2] = matmul(c.grouped(c.dropped(p).to(t)).t(), grads);
   if (!need(0) && !need(1) && !need(3)) return result;
   Tensor dp = c.dropped(reshape(wide_product(grads, in.v.t()), c.heads));
-  Tensor ds = p * (dp - reduce::apply<reduce::Sum>(dp * p, {8, true}));
+  // The mean of dp over the weights, which is g . y.
+  DType w = p.dtype();
+  Tensor mean = reduce::apply<reduce::Sum>(kept.y.defined() ? g.to(w) * kept.y.to(w) : dp * p, {8, true});
+  Tensor ds = p * (dp - mean);
   Tensor dq = c.grouped((ds * a.scale).to(t));
   if (need(0)) result[0] = reshape(matmul(dq, in.k), in.q.shape());
   if (need(1)) result[1] = matmul(dq.t(), c.grouped(in.q));
@@ -79,23 +87,6 @@ template <class F> Tensors composed_gradients(const Inputs& in, const AttentionA
 Inputs inputs_of(const Call& c, size_t mask) {
   auto at = [&](size_t i) { return c.has(i) ? c.in[i] : Tensor(); };
   return {c.in[0], c.in[1], c.in[2], at(mask), at(mask + 1)};
-}
-
-void run_composed(const Call& c, std::span<Tensor> out) {
-  Inputs in = inputs_of(c, 3);
-  Composed a(in, c.as<AttentionAttrs>());
-  Tensor p = a.dropped(a.weights()).to(in.q.dtype());
-  Shape rows = a.groups;
-  rows[3] = in.v.size(3);
-  call_into(op::matmul, {a.grouped(p), in.v}, Attrs::of(MatmulAttrs{}), reshape(out[0], rows));
-  if (out.size() > 1) call_all(op::copy, {out[1], a.log_sum()});
-}
-
-// in: q, k, v, gradient, log-sum-exp, mask, key.
-void run_composed_grad(const Call& c, std::span<Tensor> out) {
-  Inputs in = inputs_of(c, 5);
-  Tensors grads = composed_gradients(in, c.as<AttentionAttrs>(), c.in[3], c.in[4], [&](size_t i) { return i < out.size(); });
-  for (size_t i = 0; i < out.size(); ++i) call_all(op::copy, {out[i], grads[i]});
 }
 
 // ---- blocks of queries
@@ -168,8 +159,17 @@ template <class T> struct Blocks {
     }
   }
 
+  // Of C, dense, into rows from `row` on of one head's matrix.
+  static void write(const Tensor& y, const std::vector<C>& x, int64_t batch, int64_t head, int64_t row, int64_t rows) {
+    const Strides& st = y.strides();
+    T* to = y.data<T>() + batch * st[0] + head * st[1] + row * st[2];
+    const int64_t columns = y.size(3);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) to[i * st[2] + j * st[3]] = T(x[static_cast<size_t>(i * columns + j)]);
+  }
+
   // Queries [begin, end) of one head: their results, and log-sum-exps unless null.
-  void forward(T* y, C* lse, int64_t batch, int64_t head, int64_t begin, int64_t end) const {
+  void forward(const Tensor& y, C* lse, int64_t batch, int64_t head, int64_t begin, int64_t end) const {
     int64_t rows = end - begin, n = keys(end);
     std::vector<C> p = room(rows * n), result = room(rows * e);
     scores(p.data(), batch, head, begin, end, n);
@@ -185,11 +185,12 @@ template <class T> struct Blocks {
     }
     std::vector<C> v = widened(matrix(in.v, batch, head / (h / g)), n, e);
     gemm<C, C>({p.data(), n, 1}, {v.data(), e, 1}, result.data(), rows, e, n);
-    for (int64_t k = 0; k < rows * e; ++k) y[k] = T(result[static_cast<size_t>(k)]);
+    write(y, result, batch, head, begin, rows);
   }
 
   // All queries of one head of keys: gradients of q, k and v, and of the mask unless null.
-  void backward(const Tensor& grad, const C* lse, T* dq, T* dk, T* dv, const Tensor& dmask, int64_t batch, int64_t group) const {
+  void backward(const Tensor& y, const Tensor& grad, const C* lse, std::span<Tensor> out, int64_t batch, int64_t group) const {
+    const Tensor dmask = out.size() > 3 ? out[3] : Tensor();
     std::vector<C> k = widened(matrix(in.k, batch, group), s, d), v = widened(matrix(in.v, batch, group), s, e);
     std::vector<C> k_sum = room(s * d), v_sum = room(s * e), part = room(s * std::max(d, e));
     auto add = [&](std::vector<C>& sum, int64_t count) { for (int64_t i = 0; i < count; ++i) sum[static_cast<size_t>(i)] += part[static_cast<size_t>(i)]; };
@@ -197,6 +198,7 @@ template <class T> struct Blocks {
       for (int64_t begin = 0; begin < t; begin += block) {
         int64_t end = std::min(t, begin + block), rows = end - begin, n = keys(end), line = (batch * h + head) * t + begin;
         std::vector<C> q = widened(matrix(in.q, batch, head, begin), rows, d), go = widened(matrix(grad, batch, head, begin), rows, e);
+        std::vector<C> result = widened(matrix(y, batch, head, begin), rows, e);
         std::vector<C> p = room(rows * n), pd, dp = room(rows * n), dq_block = room(rows * d);
         scores(p.data(), batch, head, begin, end, n);
         for (int64_t i = 0; i < rows; ++i) {
@@ -214,7 +216,7 @@ template <class T> struct Blocks {
           drop(pd.data() + i * n, n, batch, head, begin + i);
           drop(row, n, batch, head, begin + i);
           double total = 0;
-          for (int64_t j = 0; j < n; ++j) total += row[j] * weights[j];
+          for (int64_t c = i * e; c < (i + 1) * e; ++c) total += go[static_cast<size_t>(c)] * result[static_cast<size_t>(c)];
           for (int64_t j = 0; j < n; ++j) row[j] = weights[j] * (row[j] - static_cast<C>(total));
           if (dmask.defined()) write_row(dmask, (line + i) * s, row, n);
           for (int64_t j = 0; j < n; ++j) row[j] *= static_cast<C>(a.scale);
@@ -222,12 +224,12 @@ template <class T> struct Blocks {
         gemm<C, C>({pd.data(), 1, n}, {go.data(), e, 1}, part.data(), n, e, rows);
         add(v_sum, n * e);
         gemm<C, C>({dp.data(), n, 1}, {k.data(), d, 1}, dq_block.data(), rows, d, n);
-        for (int64_t i = 0; i < rows * d; ++i) dq[line * d + i] = T(dq_block[static_cast<size_t>(i)]);
+        write(out[0], dq_block, batch, head, begin, rows);
         gemm<C, C>({dp.data(), 1, n}, {q.data(), d, 1}, part.data(), n, d, rows);
         add(k_sum, n * d);
       }
-    for (int64_t i = 0; i < s * d; ++i) dk[(batch * g + group) * s * d + i] = T(k_sum[static_cast<size_t>(i)]);
-    for (int64_t i = 0; i < s * e; ++i) dv[(batch * g + group) * s * e + i] = T(v_sum[static_cast<size_t>(i)]);
+    write(out[1], k_sum, batch, group, 0, s);
+    write(out[2], v_sum, batch, group, 0, s);
   }
   void write_row(const Tensor& y, int64_t at, const C* row, int64_t n) const {
     visit<floating_types>(y.dtype(), [&]<class M>(Type<M>) {
@@ -246,24 +248,38 @@ void run_attention(const Call& c, std::span<Tensor> out) {
     parallel_for(work.b * work.h * blocks, 1, [&](int64_t first, int64_t last) {
       for (int64_t item = first; item < last; ++item) {
         int64_t head = item / blocks, begin = item % blocks * block, line = head * work.t + begin;
-        work.forward(out[0].data<T>() + line * work.e, out.size() > 1 ? out[1].data<accumulate_t<T>>() + line : nullptr, head / work.h, head % work.h,
-                     begin, std::min(work.t, begin + block));
+        work.forward(out[0], out.size() > 1 ? out[1].data<accumulate_t<T>>() + line : nullptr, head / work.h, head % work.h, begin,
+                     std::min(work.t, begin + block));
       }
     });
   });
 }
 
+// in: q, k, v, result, gradient, log-sum-exp, mask, key.
 void run_attention_grad(const Call& c, std::span<Tensor> out) {
-  Inputs in = inputs_of(c, 5);
-  Tensor lse = c.in[4].contiguous();
+  Inputs in = inputs_of(c, 6);
+  Tensor lse = c.in[5].contiguous();
   visit<floating_types>(in.q.dtype(), [&]<class T>(Type<T>) {
     Blocks<T> work(in, c.as<AttentionAttrs>());
     parallel_for(work.b * work.g, 1, [&](int64_t first, int64_t last) {
       for (int64_t item = first; item < last; ++item)
-        work.backward(c.in[3], lse.data<accumulate_t<T>>(), out[0].data<T>(), out[1].data<T>(), out[2].data<T>(), out.size() > 3 ? out[3] : Tensor(),
-                      item / work.g, item % work.g);
+        work.backward(c.in[3], c.in[4], lse.data<accumulate_t<T>>(), out, item / work.g, item % work.g);
     });
   });
+}
+
+// Memory for the gradients of q, k and v: where these are rows of one tensor, next to each other, so are their gradients, and the
+// gradient of that tensor takes no copy. Empty when they are not.
+Tensors packed_gradients(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Meta &m = q.meta(), &n = k.meta(), &o = v.meta();
+  const int64_t b = m.shape[0], t = m.shape[2], at_k = m.shape[1] * m.shape[3], at_v = at_k + n.shape[1] * n.shape[3], width = at_v + o.shape[1] * o.shape[3];
+  bool same = q.storage() == k.storage() && q.storage() == v.storage() && n.shape[2] == t && n.offset == m.offset + at_k && o.offset == m.offset + at_v;
+  for (const Meta* x : {&m, &n, &o})
+    same = same && x->strides[0] == m.strides[0] && x->strides[2] == m.strides[2] && x->strides[3] == 1 && (x->shape[1] == 1 || x->strides[1] == x->shape[3]);
+  bool dense = (m.strides[0] == t * width && m.strides[2] == width) || (m.strides[0] == width && m.strides[2] == b * width);
+  if (!same || !dense || m.shape.numel() == 0 || o.shape.numel() == 0) return {};
+  Tensor all = Tensor::empty(Meta({b * t * width}, m.dtype, m.device));
+  return {all.as_strided(m.shape, m.strides, 0), all.as_strided(n.shape, n.strides, at_k), all.as_strided(o.shape, o.strides, at_v)};
 }
 
 // ---- shapes and samples
@@ -287,6 +303,22 @@ Shape check_inputs(const Call& c, size_t mask, const AttentionAttrs& a) {
   return weights;
 }
 
+// A tensor of this shape whose batches, heads and rows lie in memory in the order of `like`'s: heads that were made by views of
+// [b, t, h * d], or of [t, b, h * d], become one row again by views, too.
+Meta laid_as(const Meta& like, const Shape& shape) {
+  Meta m(shape, like.dtype, like.device);
+  std::array<size_t, 3> order{0, 1, 2};
+  for (size_t d : order) if (like.strides[d] == 0) return m;
+  if (like.strides[3] != 1) return m;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return like.strides[a] > like.strides[b]; });
+  int64_t step = shape[3];
+  for (size_t i = order.size(); i-- > 0;) {
+    m.strides[order[i]] = step;
+    step *= std::max<int64_t>(1, shape[order[i]]);
+  }
+  return m;
+}
+
 std::vector<Sample> attention_samples(bool grad) {
   std::vector<Sample> all;
   enum class Mask { none, boolean, added };
@@ -297,6 +329,7 @@ std::vector<Sample> attention_samples(bool grad) {
     weights[3] = k[2];
     Sample s{{{.shape = q}, {.shape = k}, {.shape = v}}, Attrs::of(AttentionAttrs{scale, dropout, causal, grad && mask == Mask::added})};
     if (grad) {
+      s.in.push_back({.shape = y});
       s.in.push_back({.shape = y});
       s.in.push_back({.shape = lse, .low = 3, .high = 5, .wide = true});
     }
@@ -321,6 +354,20 @@ std::vector<Sample> attention_samples(bool grad) {
 
 }  // namespace
 
+void attention_composed(const Call& c, std::span<Tensor> out) {
+  Inputs in = inputs_of(c, 3);
+  Composed a(in, c.as<AttentionAttrs>());
+  Tensor p = a.dropped(a.weights()).to(in.q.dtype());
+  call_all(op::copy, {out[0], reshape(matmul(a.grouped(p), in.v), out[0].shape())});
+  if (out.size() > 1) call_all(op::copy, {out[1], a.log_sum()});
+}
+
+void attention_grad_composed(const Call& c, std::span<Tensor> out) {
+  Inputs in = inputs_of(c, 6);
+  Tensors grads = composed_gradients(in, c.as<AttentionAttrs>(), c.in[4], {c.in[3], c.in[5]}, [&](size_t i) { return i < out.size(); });
+  for (size_t i = 0; i < out.size(); ++i) call_all(op::copy, {out[i], grads[i]});
+}
+
 namespace op {
 
 constinit OpDef attention = {
@@ -330,10 +377,10 @@ constinit OpDef attention = {
       Shape rows = check_inputs(c, 3, c.as<AttentionAttrs>()), y = rows;
       rows.erase(3);
       y[3] = c.in[2].size(3);
-      return {Meta(y, q.dtype, q.device), Meta(rows, wide(q.dtype), q.device)};
+      return {laid_as(q, y), Meta(rows, wide(q.dtype), q.device)};
     },
     .aux = 1,
-    .saves = {.in = 31, .out = 2},
+    .saves = {.in = 31, .out = 3},
     .backward = [](const Rule& r) -> Tensors {
       Inputs in{r.in(0), r.in(1), r.in(2), r.size() > 3 ? r.in(3) : Tensor(), r.size() > 4 ? r.in(4) : Tensor()};
       Tensors grads = composed_gradients(in, r.as<AttentionAttrs>(), r.grad(), {}, [&](size_t i) { return i < r.size() && r.needs(i); });
@@ -343,36 +390,40 @@ constinit OpDef attention = {
     .fused_backward = [](const Rule& r) -> Tensors {
       auto a = r.as<AttentionAttrs>();
       a.mask_gradient = r.size() > 3 && r.needs(3);
-      Tensors in{r.in(0), r.in(1), r.in(2), r.grad(), r.out(1)};
+      Tensors in{r.in(0), r.in(1), r.in(2), r.out(0), r.grad(), r.out(1)};
       for (size_t i = 3; i < r.size(); ++i) in.push_back(r.in(i));
-      Tensors grads = call_all(op::attention_grad, in, Attrs::of(a));
+      Call c{.op = &op::attention_grad, .in = in, .attrs = Attrs::of(a), .out = {}};
+      if (!a.mask_gradient) c.out = packed_gradients(r.in(0), r.in(1), r.in(2));
+      Tensors grads = dispatch(c);
       grads.resize(r.size());
       for (size_t i = 0; i < grads.size(); ++i) if (!r.needs(i)) grads[i] = {};
       return grads;
     },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return attention_samples(false); },
-    .kernel = {run_attention, run_composed}};
+    .kernel = {run_attention, attention_composed}};
 
 constinit OpDef attention_grad = {
-    .name = "attention_grad", .doc = "the gradients of attention over q, k, v and an added mask, from its log-sum-exps", .cast = Cast::keep,
+    .name = "attention_grad", .doc = "the gradients of attention over q, k, v and an added mask, from its result and log-sum-exps", .cast = Cast::keep,
     .infer = [](const Call& c) -> Metas {
       auto a = c.as<AttentionAttrs>();
-      Shape rows = check_inputs(c, 5, a), y = rows;
+      Shape rows = check_inputs(c, 6, a), y = rows;
       rows.erase(3);
       y[3] = c.in[2].size(3);
-      const Meta &q = c.in[0].meta(), &g = c.in[3].meta(), &lse = c.in[4].meta();
-      HT_CHECK(g.shape == y && g.dtype == q.dtype, "attention_grad: expected a gradient ", y, " (", q.dtype, "), got ", g);
+      const Meta &q = c.in[0].meta(), &lse = c.in[5].meta();
+      for (size_t i : {3, 4})
+        HT_CHECK(c.in[i].shape() == y && c.in[i].dtype() == q.dtype, "attention_grad: expected a ", i == 3 ? "result " : "gradient ", y, " (", q.dtype,
+                 "), got ", c.in[i].meta());
       HT_CHECK(lse.shape == rows && lse.dtype == wide(q.dtype), "attention_grad: expected log-sum-exps ", rows, " (", wide(q.dtype), "), got ", lse);
       Metas m;
-      for (size_t i = 0; i < 3; ++i) m.push_back(Meta(c.in[i].shape(), q.dtype, q.device));
-      HT_CHECK(!a.mask_gradient || (c.has(5) && is_floating(c.in[5].dtype())), "attention_grad: only a floating mask has a gradient");
-      if (a.mask_gradient) m.push_back(Meta(c.in[5].shape(), c.in[5].dtype(), q.device));
+      for (size_t i = 0; i < 3; ++i) m.push_back(laid_as(c.in[i].meta(), c.in[i].shape()));
+      HT_CHECK(!a.mask_gradient || (c.has(6) && is_floating(c.in[6].dtype())), "attention_grad: only a floating mask has a gradient");
+      if (a.mask_gradient) m.push_back(Meta(c.in[6].shape(), c.in[6].dtype(), q.device));
       return m;
     },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return attention_samples(true); },
-    .kernel = {run_attention_grad, run_composed_grad}};
+    .kernel = {run_attention_grad, attention_grad_composed}};
 
 }  // namespace op
 

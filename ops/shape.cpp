@@ -56,6 +56,30 @@ Shape resolve(const Tensor& x, const Shape& shape) {
   return s;
 }
 
+struct Parts { Shape sizes; int32_t dim; };
+
+// Parts that lie one after the other in one storage, seen as the whole; undefined when they do not.
+Tensor neighbours(const Tensors& parts, const Shape& whole, size_t dim) {
+  int64_t offset = parts[0].meta().offset;
+  for (const Tensor& t : parts) {
+    if (t.storage() != parts[0].storage() || t.strides() != parts[0].strides() || t.meta().offset != offset) return {};
+    offset += t.shape()[dim] * t.strides()[dim];
+  }
+  return parts[0].as_strided(whole, parts[0].strides(), parts[0].meta().offset);
+}
+
+// The gradients of parts, with zeros for those that have none.
+Tensors part_gradients(const Rule& r) {
+  auto p = r.as<Parts>();
+  Tensors grads;
+  for (size_t i = 0; i < p.sizes.size(); ++i) {
+    Shape shape = r.in_meta().shape;
+    shape[static_cast<size_t>(p.dim)] = p.sizes[i];
+    grads.push_back(r.grad(i).defined() ? r.grad(i) : zeros(shape, {.dtype = r.in_meta().dtype, .device = r.in_meta().device}));
+  }
+  return grads;
+}
+
 struct Joined { int32_t dim; };
 void run_cat(const Call& c, std::span<Tensor> out) {
   int64_t at = 0, dim = c.as<Joined>().dim;
@@ -186,6 +210,38 @@ constinit OpDef slice = {
       };
       return {sample({5}, 0, 1, 3, 1), sample({4, 6}, 1, 1, 3, 2), sample({4, 6}, 0, 0, 4, 1), sample({33}, 0, 32, 1, 1),
               sample({257}, 0, 3, 50, 5), sample({2, 3, 4}, 1, 2, 1, 7), sample({3, 4}, 1, 4, 0, 1), sample({1, 7}, 1, 0, 4, 2), sample({4}, 0, 0, 0, 2)};
+    }};
+
+constinit OpDef split = {
+    .name = "split", .doc = "parts of a dimension, one after the other", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      auto p = c.as<Parts>();
+      auto d = static_cast<size_t>(p.dim);
+      Metas parts;
+      Meta m = c.in[0].meta();
+      for (int64_t n : p.sizes) {
+        m.shape[d] = n;
+        parts.push_back(m);
+        m.offset = checked_add(m.offset, checked_mul(n, m.strides[d]));
+      }
+      return parts;
+    },
+    .view = true,
+    .backward = [](const Rule& r) -> Tensors {
+      Tensors grads = part_gradients(r);
+      return {halftone::cat(std::vector<Tensor>(grads.begin(), grads.end()), r.as<Parts>().dim)};
+    },
+    // Whoever took apart what he was given may have put its gradient together again.
+    .fused_backward = [](const Rule& r) -> Tensors {
+      Tensors grads = part_gradients(r);
+      int dim = r.as<Parts>().dim;
+      Tensor whole = neighbours(grads, r.in_meta().shape, static_cast<size_t>(dim));
+      return {whole.defined() ? whole : halftone::cat(std::vector<Tensor>(grads.begin(), grads.end()), dim)};
+    },
+    .samples = []() -> std::vector<Sample> {
+      auto sample = [](Shape x, int dim, Shape sizes) { return Sample{{{.shape = x}}, Attrs::of(Parts{sizes, dim})}; };
+      return {sample({5}, 0, {2, 3}), sample({4, 6}, 1, {2, 2, 2}), sample({4, 6}, 0, {1, 0, 3}), sample({33, 2}, 0, {32, 1}), sample({257}, 0, {100, 157}),
+              sample({2, 3, 4}, 1, {1, 1, 1}), sample({0, 4}, 1, {3, 1}), sample({9}, 0, {1, 1, 1, 1, 1, 1, 1, 2})};
     }};
 
 constinit OpDef slice_scatter = {
@@ -330,7 +386,7 @@ constinit OpDef cat = {
 }  // namespace op
 
 std::span<OpDef* const> shape_ops() {
-  static constexpr OpDef* all[] = {&op::expand,    &op::permute, &op::slice,    &op::slice_scatter,    &op::squeeze,
+  static constexpr OpDef* all[] = {&op::expand,    &op::permute, &op::slice,    &op::slice_scatter, &op::split, &op::squeeze,
                                    &op::unsqueeze, &op::view,    &op::diagonal, &op::diagonal_scatter, &op::cat};
   return all;
 }
@@ -397,6 +453,11 @@ std::vector<Tensor> split(const Tensor& x, const std::vector<int64_t>& sizes, in
   }
   HT_CHECK(total == x.size(d), "split: sizes add up to ", total, ", dimension ", d, " of ", x.shape(), " has ", x.size(d));
   std::vector<Tensor> parts;
+  if (sizes.size() > 1 && sizes.size() <= max_rank) {  // what the attributes hold
+    Tensors views = call_all(op::split, {x}, Attrs::of(Parts{sizes, d}));
+    for (Tensor& t : views) parts.push_back(std::move(t));
+    return parts;
+  }
   int64_t at = 0;
   for (int64_t n : sizes) {
     parts.push_back(slice(x, d, at, at + n));

@@ -7,7 +7,7 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef expand, permute, slice, slice_scatter, squeeze, unsqueeze, view, diagonal, diagonal_scatter, cat;
+extern HT_API OpDef expand, permute, slice, slice_scatter, split, squeeze, unsqueeze, view, diagonal, diagonal_scatter, cat;
 }
 
 // x repeated along sizes of 1 and new leading dimensions, without a copy (stride 0).

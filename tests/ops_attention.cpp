@@ -73,10 +73,10 @@ TEST_CASE("attention is its formula") {
     }
 }
 
-TEST_CASE("the kernels in public operators, which other devices run, agree with those in blocks") {
+TEST_CASE("the kernels in public operators, for what other devices refuse, agree with those in blocks") {
   for (const OpDef* op : {find_op("attention"), find_op("attention_grad")}) {
     OpDef composed = *op;
-    composed.kernel[0] = composed.kernel[1];
+    composed.kernel[0] = op == &op::attention ? attention_composed : attention_grad_composed;
     std::vector<Sample> samples = op->samples();
     for (size_t k = 0; k < samples.size(); ++k)
       for (DType t : {DType::f64, DType::f32, DType::f16}) {
@@ -164,6 +164,34 @@ TEST_CASE("dropout of weights has the mean of none, and its gradient the same ho
   y.sum().backward();
   CHECK(std::abs(sum(v.grad()).item() - sum(y).item()) < .05);
   CHECK(values(scaled_dot_product_attention(q, k, v, {}, {.dropout = 1})) == Doubles(400, 0.0));
+}
+
+TEST_CASE("heads that are views of one tensor: results and gradients become rows again without a copy") {
+  manual_seed(6);
+  const int64_t b = 2, t = 5, h = 4, g = 2, d = 3;
+  for (bool batch_first : {true, false}) {
+    auto heads = [&](const Tensor& x, int64_t n) {
+      Tensor y = x.reshape({x.size(0), x.size(1), n, d});
+      return batch_first ? y.transpose(1, 2) : y.permute({1, 2, 0, 3});
+    };
+    auto attended = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      return scaled_dot_product_attention(heads(q, h), heads(k, g), heads(v, g), {}, {.causal = true});
+    };
+    Shape rows = batch_first ? Shape{b, t, (h + 2 * g) * d} : Shape{t, b, (h + 2 * g) * d};
+    Tensor x = drawn(rows, DType::f64).requires_grad_();
+    auto parts = split(x, {h * d, g * d, g * d}, -1);
+    Tensor y = attended(parts[0], parts[1], parts[2]);
+    Tensor back = batch_first ? y.transpose(1, 2) : y.permute({2, 0, 1, 3});
+    CHECK(back.is_contiguous());
+    auto got = grad({sum(y * y)}, std::vector<Tensor>{x});
+    CHECK(got[0].body()->is_view);  // of the kernel's own result
+    CHECK(got[0].is_contiguous());
+    std::vector<Tensor> leaves;
+    for (auto& p : parts) leaves.push_back(p.detach().clone().requires_grad_());
+    Tensor apart = attended(leaves[0], leaves[1], leaves[2]);
+    CHECK(values(apart) == values(y));
+    CHECK(values(got[0]) == values(cat(grad({sum(apart * apart)}, leaves), -1)));
+  }
 }
 
 TEST_CASE("attention without heads, and a mask that is learned") {
