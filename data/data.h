@@ -5,3 +5,4 @@
 #include "halftone/data/idx.h"
 #include "halftone/data/loader.h"
 #include "halftone/data/mnist.h"
+#include "halftone/data/sampler.h"
