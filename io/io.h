@@ -5,5 +5,6 @@
 #include "halftone/io/checkpoint.h"
 #include "halftone/io/file.h"
 #include "halftone/io/log.h"
+#include "halftone/io/png.h"
 #include "halftone/io/progress.h"
 #include "halftone/io/safetensors.h"
