@@ -7,6 +7,7 @@
 #include "halftone/io/file.h"
 #include "halftone/io/log.h"
 #include "halftone/io/npy.h"
+#include "halftone/io/onnx.h"
 #include "halftone/io/png.h"
 #include "halftone/io/progress.h"
 #include "halftone/io/safetensors.h"
