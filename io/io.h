@@ -3,6 +3,7 @@
 
 #include "halftone/io/chart.h"
 #include "halftone/io/checkpoint.h"
+#include "halftone/io/chrome_trace.h"
 #include "halftone/io/dlpack.h"
 #include "halftone/io/file.h"
 #include "halftone/io/log.h"
