@@ -28,7 +28,8 @@ double ChromeTrace::now() const { return microseconds() - start_; }
 void ChromeTrace::before(const Call&) { open_.push_back(now()); }
 
 void ChromeTrace::after(const Call& call, const Tensors& out) {
-  if (options_.wait && !out.empty() && out[0].defined() && out[0].device() != Device::cpu()) backend(out[0].device().type).synchronize(out[0].device().index);
+  const Device device = out.empty() || !out[0].defined() ? Device::cpu() : out[0].device();
+  if (options_.wait && device != Device::cpu()) backend(device.type).synchronize(device.index);
   events_.push_back({call.op->name, described(call.in), described(out), open_.back(), now()});
   open_.pop_back();
 }

@@ -20,7 +20,8 @@ DType dtype_of_type(const DLDataType& t) {
 Device device_of(const DLDevice& d) {
   if (d.type == on_cpu || d.type == pinned) return Device::cpu();
   HT_CHECK(d.type == on_cuda || d.type == managed_memory, "from_dlpack: memory of a device of type ", d.type, "; expected the CPU's or CUDA's");
-  HT_CHECK(d.index >= 0 && d.index < static_cast<int>(devices(DeviceType::cuda).size()), "from_dlpack: there is no CUDA device ", d.index, " in this process");
+  HT_CHECK(d.index >= 0 && d.index < static_cast<int>(devices(DeviceType::cuda).size()), "from_dlpack: there is no CUDA device ", d.index,
+           " in this process");
   return Device::cuda(d.index);
 }
 

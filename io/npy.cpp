@@ -240,10 +240,11 @@ Directory find_directory(const InputFile& file) {
   for (int64_t at = tail - end_size; at >= 0; --at) {
     const auto p = static_cast<size_t>(at);
     if (integer_at<uint32_t>(bytes, p) != end_mark || integer_at<uint16_t>(bytes, p + 20) != tail - at - end_size) continue;
-    const int64_t entries = integer_at<uint16_t>(bytes, p + 10), size = integer_at<uint32_t>(bytes, p + 12), begin = integer_at<uint32_t>(bytes, p + 16),
-                  here = file.size() - tail + at;
+    const int64_t entries = integer_at<uint16_t>(bytes, p + 10), size = integer_at<uint32_t>(bytes, p + 12),
+                  begin = integer_at<uint32_t>(bytes, p + 16), here = file.size() - tail + at;
     HT_CHECK(entries != 0xffff && begin != largest, path, ": is a zip archive of 4 GiB or more; save such arrays as safetensors");
-    HT_CHECK(integer_at<uint32_t>(bytes, p + 4) == 0 && integer_at<uint16_t>(bytes, p + 8) == entries, path, ": is one part of a divided zip archive");
+    HT_CHECK(integer_at<uint32_t>(bytes, p + 4) == 0 && integer_at<uint16_t>(bytes, p + 8) == entries, path,
+             ": is one part of a divided zip archive");
     HT_CHECK(size <= here && begin == here - size, path, ": its central directory is not where it should be; it is damaged");
     return {begin, here, entries};
   }
@@ -336,7 +337,8 @@ StateDict load_npz(const std::string& path) {
 void save_npz(const std::string& path, const StateDict& tensors) {
   std::unordered_set<std::string_view> names;
   for (const auto& [name, t] : tensors) {
-    HT_CHECK(!name.empty() && name.size() < 4096 && name.find('\0') == std::string::npos, path, ": cannot save: expected a name of 1 to 4095 bytes, none of them zero");
+    HT_CHECK(!name.empty() && name.size() < 4096 && name.find('\0') == std::string::npos, path,
+             ": cannot save: expected a name of 1 to 4095 bytes, none of them zero");
     HT_CHECK(names.insert(name).second, path, ": cannot save: the name ", name, " occurs twice");
   }
   AtomicFile file(path);

@@ -151,7 +151,8 @@ class Exporter final : public amp::Watcher {
   void reshape(const Call& c, const Tensor& out) {
     Integers to(out.shape().begin(), out.shape().end());
     const Shape& from = c.x(0).shape();
-    if (options_.any_batch && !to.empty() && from.rank() > 0 && from[0] % batch_ == 0 && to[0] % batch_ == 0 && out.numel() > 0)
+    const bool batched = !to.empty() && from.rank() > 0 && from[0] % batch_ == 0 && to[0] % batch_ == 0 && out.numel() > 0;
+    if (options_.any_batch && batched)
       to[0] = to[0] == from[0] ? 0 : -1;  // as the input's; whatever is left
     give(out, "Reshape", {name(c.x(0)), integers(to)});
   }
@@ -166,10 +167,13 @@ class Exporter final : public amp::Watcher {
     }
     give(out, activation.empty() ? y : node(activation, {y}));
   }
+  static Attributes window(const ConvAttrs& a) {
+    return {attribute("strides", first(a.stride, a.dims)), attribute("dilations", first(a.dilation, a.dims)),
+            attribute("pads", joined(first(a.before, a.dims), first(a.after, a.dims))), attribute("group", a.groups)};
+  }
   void conv(const Call& c, const Tensor& out, bool relu) {
     const auto a = c.as<ConvAttrs>();
-    const std::string y = node("Conv", names(c), {attribute("strides", first(a.stride, a.dims)), attribute("dilations", first(a.dilation, a.dims)),
-                                                  attribute("pads", joined(first(a.before, a.dims), first(a.after, a.dims))), attribute("group", a.groups)});
+    const std::string y = node("Conv", names(c), window(a));
     give(out, relu ? node("Relu", {y}) : y);
   }
   void conv_transpose(const Call& c, const Tensor& out) {
@@ -179,15 +183,17 @@ class Exporter final : public amp::Watcher {
       const int64_t in = c.x(0).shape()[d + 2], kernel = c.x(1).shape()[d + 2];
       more.push_back(a.size[d] - ((in - 1) * a.stride[d] + (kernel - 1) * a.dilation[d] + 1 - a.before[d] - a.after[d]));
     }
-    give(out, "ConvTranspose", names(c), {attribute("strides", first(a.stride, a.dims)), attribute("dilations", first(a.dilation, a.dims)),
-         attribute("pads", joined(first(a.before, a.dims), first(a.after, a.dims))), attribute("output_padding", more), attribute("group", a.groups)});
+    Attributes attributes = window(a);
+    attributes.push_back(attribute("output_padding", more));
+    give(out, "ConvTranspose", names(c), attributes);
   }
   void pool(const Call& c, const Tensor& out, bool average) {
     auto a = c.as<PoolAttrs>();
     if (a.adaptive)
       for (size_t d = 0; d < static_cast<size_t>(a.dims); ++d) {
         const int64_t in = c.x(0).shape()[d + 2];
-        HT_CHECK(in % a.size[d] == 0, "save_onnx: adaptive pooling of ", in, " elements to ", a.size[d], " has windows of several sizes, which ONNX does not have");
+        HT_CHECK(in % a.size[d] == 0, "save_onnx: adaptive pooling of ", in, " elements to ", a.size[d],
+                 " has windows of several sizes, which ONNX does not have");
         a.kernel[d] = a.stride[d] = in / a.size[d];
         a.padding[d] = 0;
         a.dilation[d] = 1;
@@ -204,7 +210,8 @@ class Exporter final : public amp::Watcher {
     HT_CHECK(!a.training && c.has(3) && c.has(4), "save_onnx: batch_norm by the batch's own statistics cannot be written as ONNX");
     const Shape channels{c.x(0).size(1)};
     const DType dtype = c.x(3).dtype();
-    const std::string scale = c.has(1) ? name(c.x(1)) : filled(channels, 1, dtype), shift = c.has(2) ? name(c.x(2)) : filled(channels, 0, dtype);
+    const std::string scale = c.has(1) ? name(c.x(1)) : filled(channels, 1, dtype);
+    const std::string shift = c.has(2) ? name(c.x(2)) : filled(channels, 0, dtype);
     std::string y = node("BatchNormalization", {name(c.x(0)), scale, shift, name(c.x(3)), name(c.x(4))}, {attribute("epsilon", a.eps)});
     if (c.has(5)) y = node("Add", {y, name(c.x(5))});
     give(out, relu ? node("Relu", {y}) : y);
@@ -216,7 +223,8 @@ class Exporter final : public amp::Watcher {
     Shape features;
     if (group) features.push_back(x.size(1));
     else for (int64_t d = x.rank() - a.rest; d < x.rank(); ++d) features.push_back(x.size(d));
-    const std::string scale = c.has(1) ? name(c.x(1)) : filled(features, 1, x.dtype()), shift = c.has(2) ? name(c.x(2)) : filled(features, 0, x.dtype());
+    const std::string scale = c.has(1) ? name(c.x(1)) : filled(features, 1, x.dtype());
+    const std::string shift = c.has(2) ? name(c.x(2)) : filled(features, 0, x.dtype());
     give(out, group ? "GroupNormalization" : "LayerNormalization", {name(x), scale, shift},
          {attribute("epsilon", a.eps), group ? attribute("num_groups", a.rest) : attribute("axis", -a.rest)});
   }
@@ -235,6 +243,9 @@ class Exporter final : public amp::Watcher {
       if ((d.dims >> i & 1u) != 0) axes.push_back(i);
     give(out, op, {name(c.x(0)), integers(axes)}, {attribute("keepdims", int64_t{d.keepdim})});
   }
+  void along(const Call& c, const Tensor& out, std::string_view op) { give(out, op, names(c), {attribute("axis", int64_t{c.as<int>()})}); }
+  void sloped(const Call& c, const Tensor& out, std::string_view op, double alpha) { give(out, op, names(c), {attribute("alpha", alpha)}); }
+  void cast(const Call& c, const Tensor& out) { give(out, "Cast", names(c), {attribute("to", type_code(out.dtype()))}); }
   void cat(const Call& c, const Tensor& out) {
     int64_t dim = 0;  // the one in which the result is longer
     while (dim + 1 < out.rank() && out.size(dim) == c.x(0).size(dim)) ++dim;
@@ -284,11 +295,12 @@ class Exporter final : public amp::Watcher {
           {"batch_norm_relu", [](Exporter& e, const Call& c, const Tensor& out) { e.batch_norm(c, out, true); }},
           {"layer_norm", [](Exporter& e, const Call& c, const Tensor& out) { e.row_norm(c, out); }},
           {"group_norm", [](Exporter& e, const Call& c, const Tensor& out) { e.row_norm(c, out); }},
-          {"softmax", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "Softmax", e.names(c), {attribute("axis", int64_t{c.as<int>()})}); }},
-          {"log_softmax", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "LogSoftmax", e.names(c), {attribute("axis", int64_t{c.as<int>()})}); }},
+          {"softmax", [](Exporter& e, const Call& c, const Tensor& out) { e.along(c, out, "Softmax"); }},
+          {"log_softmax", [](Exporter& e, const Call& c, const Tensor& out) { e.along(c, out, "LogSoftmax"); }},
           {"silu", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "Mul", {e.name(c.x(0)), e.node("Sigmoid", e.names(c))}); }},
-          {"leaky_relu", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "LeakyRelu", e.names(c), {attribute("alpha", c.as<unary::LeakyRelu>().negative_slope)}); }},
-          {"elu", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "Elu", e.names(c), {attribute("alpha", c.as<unary::Elu>().alpha)}); }},
+          {"leaky_relu",
+           [](Exporter& e, const Call& c, const Tensor& out) { e.sloped(c, out, "LeakyRelu", c.as<unary::LeakyRelu>().negative_slope); }},
+          {"elu", [](Exporter& e, const Call& c, const Tensor& out) { e.sloped(c, out, "Elu", c.as<unary::Elu>().alpha); }},
           {"add", [](Exporter& e, const Call& c, const Tensor& out) { e.arithmetic<binary::Add>(c, out, "Add"); }},
           {"sub", [](Exporter& e, const Call& c, const Tensor& out) { e.arithmetic<binary::Sub>(c, out, "Sub"); }},
           {"mul", [](Exporter& e, const Call& c, const Tensor& out) { e.arithmetic<binary::Mul>(c, out, "Mul"); }},
@@ -297,11 +309,12 @@ class Exporter final : public amp::Watcher {
           {"sum", [](Exporter& e, const Call& c, const Tensor& out) { e.reduce(c, out, "ReduceSum"); }},
           {"embedding", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "Gather", e.names(c)); }},
           {"cat", [](Exporter& e, const Call& c, const Tensor& out) { e.cat(c, out); }},
-          {"cast", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, "Cast", e.names(c), {attribute("to", type_code(out.dtype()))}); }},
+          {"cast", [](Exporter& e, const Call& c, const Tensor& out) { e.cast(c, out); }},
           {"expand", [](Exporter& e, const Call& c, const Tensor& out) { e.expand(c, out); }},
           {"permute", [](Exporter& e, const Call& c, const Tensor& out) { e.permute(c, out); }},
       };
-      for (const char* shape : {"view", "squeeze", "unsqueeze"}) w.emplace(shape, [](Exporter& e, const Call& c, const Tensor& out) { e.reshape(c, out); });
+      for (const char* op : {"view", "squeeze", "unsqueeze"})
+        w.emplace(op, [](Exporter& e, const Call& c, const Tensor& out) { e.reshape(c, out); });
       add_plain(w, std::make_index_sequence<plain_ops.size()>());
       return w;
     }();

@@ -178,7 +178,8 @@ TEST_CASE("PNG") {
 TEST_CASE("folders of images, one for each class") {
   const Temporary t;
   for (const char* folder : {"cats/more", "dogs", "empty"}) std::filesystem::create_directories(t / folder);
-  const Tensor a = randint(0, 256, {3, 4, 6}).to(DType::u8), b = randint(0, 256, {3, 4, 6}).to(DType::u8), gray = randint(0, 256, {1, 4, 6}).to(DType::u8);
+  const auto image = [](int64_t channels) { return randint(0, 256, {channels, 4, 6}).to(DType::u8); };
+  const Tensor a = image(3), b = image(3), gray = image(1);
   write_pnm(t / "cats/2.ppm", a);
   write_pnm(t / "cats/more/1.PPM", b);
   write_pnm(t / "dogs/1.pgm", gray);

@@ -18,7 +18,8 @@ const std::string golden = std::string(HALFTONE_SOURCE_DIR) + "/tests/golden/arr
 
 bool same(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && a.dtype() == b.dtype() &&
-         (a.numel() == 0 || std::memcmp(a.contiguous().raw_data(), b.contiguous().raw_data(), static_cast<size_t>(a.numel()) * size_of(a.dtype())) == 0);
+         (a.numel() == 0 ||
+          std::memcmp(a.contiguous().raw_data(), b.contiguous().raw_data(), static_cast<size_t>(a.numel()) * size_of(a.dtype())) == 0);
 }
 std::string npy(const std::string& header, const std::string& elements = {}, const std::string& version = {1, 0}) {
   std::string s = "\x93NUMPY" + version;

@@ -169,8 +169,8 @@ TEST_CASE("onnxruntime gives our results") {
   nn::Sequential deep{nn::Linear(6, 5), nn::ReLU(), nn::LayerNorm(Shape{5}), nn::LeakyReLU(0.1), nn::Sigmoid()};
   write("rows", deep, randn({2, 4, 6}));
   nn::Sequential cnn{nn::Conv2d(3, 8, {3, 5}, {.stride = {1, 2}, .padding = {1, 2}}), nn::BatchNorm2d(8), nn::ReLU(), nn::MaxPool2d(2),
-                     nn::Conv2d(8, 8, 3, {.padding = 2, .dilation = 2, .groups = 4}), nn::GroupNorm(2, 8), nn::ELU(), nn::AvgPool2d(3, {.stride = 1, .padding = 1}),
-                     nn::AdaptiveAvgPool2d(1), nn::Flatten(), nn::Linear(8, 4)};
+                     nn::Conv2d(8, 8, 3, {.padding = 2, .dilation = 2, .groups = 4}), nn::GroupNorm(2, 8), nn::ELU(),
+                     nn::AvgPool2d(3, {.stride = 1, .padding = 1}), nn::AdaptiveAvgPool2d(1), nn::Flatten(), nn::Linear(8, 4)};
   write("cnn", cnn, randn({2, 3, 12, 16}));
   nn::Sequential unfused{nn::Conv1d(2, 4, 3, {.padding = 1}), nn::ReLU(), nn::AdaptiveMaxPool1d(3), nn::Flatten(), nn::Linear(12, 2)};
   write("one", unfused, randn({3, 2, 9}));
