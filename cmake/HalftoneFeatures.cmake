@@ -55,9 +55,11 @@ function(halftone_feature name cure)
       else()
         set(MPI_CXX_SKIP_MPICXX ON)  # the C interface; MPI's own C++ one is long withdrawn
         find_package(${name} QUIET)
-        if(name MATCHES "MPI|ZLIB")  # two modules with spellings of their own
-          set(${name}_VERSION ${MPI_CXX_VERSION}${ZLIB_VERSION_STRING})
-        endif()
+        foreach(spelling MPI_CXX_VERSION ZLIB_VERSION_STRING PNG_VERSION_STRING)  # modules with their own
+          if(spelling MATCHES "^${name}_")
+            set(${name}_VERSION ${${spelling}})
+          endif()
+        endforeach()
       endif()
       if(${name}_FOUND)
         set(has 1)

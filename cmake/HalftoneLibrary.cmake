@@ -15,7 +15,7 @@ file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${patterns})
 # linker could drop. A part with sources of its own is such a backend.
 set(HALFTONE_DECLARATIONS)
 set(HALFTONE_CALLS)
-foreach(part CUDA CUDNN NCCL MPI ONEDNN ZLIB)
+foreach(part CUDA CUDNN NCCL MPI ONEDNN ZLIB PNG)
   string(TOLOWER ${part} word)
   set(own ${sources})
   if(part STREQUAL CUDA)

@@ -51,6 +51,20 @@ if(HALFTONE_TESTS)
   endforeach()
 endif()
 
+# Fuzz targets of the readers: preset `fuzz`, which compiles the library for them, too.
+if(HALFTONE_FUZZ)
+  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*.cpp)
+  foreach(file ${files})
+    get_filename_component(stem ${file} NAME_WE)
+    add_executable(fuzz_${stem} ${file})
+    set_target_properties(fuzz_${stem} PROPERTIES
+      OUTPUT_NAME ${stem} RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fuzz)
+    halftone_compile(fuzz_${stem})
+    target_link_libraries(fuzz_${stem} PRIVATE Halftone::halftone)
+    target_link_options(fuzz_${stem} PRIVATE -fsanitize=fuzzer)
+  endforeach()
+endif()
+
 # The installed tree, as this build makes it and as a build of the other kind would.
 if(HALFTONE_TESTS AND HALFTONE_INSTALL)
   set(arguments -G ${CMAKE_GENERATOR} -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}

@@ -1,10 +1,13 @@
-// Rows by bytes, checks of indices, and orders that are the same on every machine.
+// Rows by bytes on the CPU and by a gather on a GPU, checks of indices, and splits.
 #include "halftone/data/dataset.h"
 
 #include <cstring>
-#include <numeric>
 
-#include "halftone/core/random.h"
+#include "halftone/core/thread_state.h"
+#include "halftone/data/sampler.h"
+#include "halftone/ops/copy.h"
+#include "halftone/ops/index.h"
+#include "halftone/ops/shape.h"
 
 namespace halftone::data {
 
@@ -13,35 +16,63 @@ void check_indices(const char* who, std::span<const int64_t> indices, int64_t si
     HT_CHECK(i >= 0 && i < size, who, ": index ", i, " is out of range for ", size, " examples");
 }
 
-Tensor take_rows(std::span<const Tensor> tensors, std::span<const Row> rows) {
-  std::vector<Tensor> dense(tensors.size());
+namespace {
+
+// Checks the rows against the tensors; returns the first defined one.
+const Tensor& check_rows(std::span<const Tensor> tensors, std::span<const Row> rows) {
   const Tensor* first = nullptr;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& t = tensors[i];
+  for (const Tensor& t : tensors) {
     if (!t.defined()) continue;
-    HT_CHECK(t.device() == Device::cpu(), "take_rows: expected tensors on the CPU, got ", t.device());
     HT_CHECK(t.rank() > 0, "take_rows: a 0-d tensor has no rows");
-    if (first) {
-      Shape expected = first->shape();
-      expected[0] = t.shape()[0];
-      HT_CHECK(t.shape() == expected && t.dtype() == first->dtype(), "take_rows: expected rows as in ", first->meta(),
-               ", got ", t.meta());
-    } else
-      first = &t;
-    dense[i] = t.is_contiguous() ? t : t.detach().contiguous();
+    if (!first) first = &t;
+    Shape expected = first->shape();
+    expected[0] = t.shape()[0];
+    HT_CHECK(t.shape() == expected && t.dtype() == first->dtype(), "take_rows: expected rows as in ", first->meta(), ", got ",
+             t.meta());
+    HT_CHECK(t.device() == first->device(), "take_rows: expected tensors on ", first->device(), ", got one on ", t.device());
   }
   HT_CHECK(first, "take_rows: there is no tensor to take rows from");
-  Shape shape = first->shape();
+  for (const Row& r : rows) {
+    HT_CHECK(r.tensor < tensors.size() && tensors[r.tensor].defined(), "take_rows: there is no tensor ", r.tensor);
+    const Tensor& from = tensors[r.tensor];
+    HT_CHECK(r.row >= 0 && r.row < from.shape()[0], "take_rows: row ", r.row, " is out of range for ", from.meta());
+  }
+  return *first;
+}
+
+// By the device: one gather out of all tensors in a row.
+Tensor gather_rows(std::span<const Tensor> tensors, std::span<const Row> rows) {
+  const NoGrad off;
+  std::vector<Tensor> all;
+  std::vector<int64_t> begins, index;
+  int64_t begin = 0;
+  for (const Tensor& t : tensors) {
+    begins.push_back(begin);
+    if (!t.defined()) continue;
+    begin += t.shape()[0];
+    all.push_back(t.detach());
+  }
+  for (const Row& r : rows) index.push_back(begins[r.tensor] + r.row);
+  const Tensor from = all.size() == 1 ? all[0] : cat(all);
+  return index_select(from, 0, tensor(index).to(from.device()));
+}
+
+}  // namespace
+
+Tensor take_rows(std::span<const Tensor> tensors, std::span<const Row> rows) {
+  const Tensor& first = check_rows(tensors, rows);
+  if (first.device() != Device::cpu()) return gather_rows(tensors, rows);
+  std::vector<Tensor> dense(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].defined()) dense[i] = tensors[i].is_contiguous() ? tensors[i] : tensors[i].detach().contiguous();
+  Shape shape = first.shape();
   shape[0] = static_cast<int64_t>(rows.size());
-  Tensor out = Tensor::empty(Meta(shape, first->dtype(), Device::cpu()));
+  Tensor out = Tensor::empty(Meta(shape, first.dtype(), Device::cpu()));
   if (out.numel() == 0) return out;
   const size_t bytes = static_cast<size_t>(out.numel()) / rows.size() * size_of(out.dtype());
   auto* to = static_cast<std::byte*>(out.raw_data());
   for (const Row& r : rows) {
-    HT_CHECK(r.tensor < dense.size() && dense[r.tensor].defined(), "take_rows: there is no tensor ", r.tensor);
-    const Tensor& from = dense[r.tensor];
-    HT_CHECK(r.row >= 0 && r.row < from.shape()[0], "take_rows: row ", r.row, " is out of range for ", from.meta());
-    std::memcpy(to, static_cast<const std::byte*>(from.raw_data()) + static_cast<size_t>(r.row) * bytes, bytes);
+    std::memcpy(to, static_cast<const std::byte*>(dense[r.tensor].raw_data()) + static_cast<size_t>(r.row) * bytes, bytes);
     to += bytes;
   }
   return out;
@@ -59,20 +90,8 @@ TensorDataset::TensorDataset(Tensor x_, Tensor target_) : x(std::move(x_)), targ
   HT_CHECK(x.rank() > 0 && target.rank() > 0 && x.size(0) == target.size(0),
            "TensorDataset: expected as many targets as examples in dimension 0, got ", x.meta(), " and ",
            target.meta());
-  HT_CHECK(x.device() == Device::cpu() && target.device() == Device::cpu(),
-           "TensorDataset: expected tensors on the CPU; a loader's .device moves its batches");
-}
-
-// Fisher and Yates. The modulus favours small numbers by less than n / 2^64.
-std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t stream) {
-  HT_CHECK(n >= 0, "permutation: expected n of 0 or more, got ", n);
-  std::vector<int64_t> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  for (size_t left = order.size(); left > 1; --left) {
-    const Philox4 r = philox(seed, left, stream);
-    std::swap(order[left - 1], order[(uint64_t{r.v[0]} << 32 | r.v[1]) % left]);
-  }
-  return order;
+  HT_CHECK(x.device() == target.device(), "TensorDataset: expected examples and targets on one device, got ", x.device(), " and ",
+           target.device());
 }
 
 std::vector<std::vector<int64_t>> split_indices(int64_t size, const std::vector<int64_t>& sizes, uint64_t seed) {

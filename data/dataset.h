@@ -31,16 +31,17 @@ struct Row {
   size_t tensor;
   int64_t row;
 };
-// The given rows (indices into dimension 0) as one new CPU tensor, outside the tape. The tensors are on the CPU, of one
-// dtype, and of one shape but for dimension 0; throws Error otherwise, or when a row is out of range.
+// The given rows (indices into dimension 0) as one new tensor, outside the tape, gathered where the tensors are. They are on one
+// device, of one dtype, and of one shape but for dimension 0; throws Error otherwise, or when a row is out of range.
 HT_API Tensor take_rows(std::span<const Tensor> tensors, std::span<const Row> rows);
 HT_API Tensor take_rows(const Tensor& tensor, std::span<const int64_t> rows);
 
-// Examples held in two tensors.
+// Examples held in two tensors. On a GPU, batches are gathered there: TensorDataset(x, target).to(Device::cuda()).
 struct HT_API TensorDataset {
   Tensor x, target;
-  // Throws Error unless both are on the CPU, with as many examples.
+  // Throws Error unless both are on one device, with as many examples.
   TensorDataset(Tensor x, Tensor target);
+  TensorDataset to(Device device) const { return {x.to(device), target.to(device)}; }
   int64_t size() const { return x.size(0); }
   Batch get(std::span<const int64_t> indices) const { return {take_rows(x, indices), take_rows(target, indices)}; }
 };
@@ -99,9 +100,6 @@ class ConcatDataset {
   std::vector<D> parts_;
   std::vector<int64_t> ends_;  // one past the last index of each part
 };
-
-// 0 to n - 1 in an order that depends on seed and stream alone, the same on every machine.
-HT_API std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t stream = 0);
 
 HT_API std::vector<std::vector<int64_t>> split_indices(int64_t size, const std::vector<int64_t>& sizes, uint64_t seed);
 // Disjoint random subsets of the given sizes, which must add up to the dataset's.

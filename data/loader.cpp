@@ -12,8 +12,15 @@
 namespace halftone::data::detail {
 namespace {
 
-// Streams of Philox, the epoch in the lower half: one for orders, one for what datasets draw.
-constexpr uint64_t order_stream = uint64_t{0x6f726472} << 32, draw_stream = uint64_t{0x64726177} << 32;
+// The stream of Philox from which datasets draw, the epoch in the lower half.
+constexpr uint64_t draw_stream = uint64_t{0x64726177} << 32;
+
+Sampler sampler_of(int64_t data_size, const LoaderOptions& o) {
+  HT_CHECK(data_size >= 0, "DataLoader: the dataset's size is ", data_size);
+  HT_CHECK(!o.sampler || !o.shuffle, "DataLoader: expected shuffle or a sampler, got both; RandomSampler shuffles");
+  if (o.sampler) return *o.sampler;
+  return o.shuffle ? Sampler(RandomSampler(data_size)) : Sampler(SequentialSampler(data_size));
+}
 
 Tensor whole_number(int64_t v) {
   Tensor t = Tensor::empty(Meta({}, DType::i64, Device::cpu()));
@@ -23,16 +30,16 @@ Tensor whole_number(int64_t v) {
 
 }  // namespace
 
-LoaderPlan::LoaderPlan(int64_t examples, const LoaderOptions& options) : examples_(examples), options_(options) {
+LoaderPlan::LoaderPlan(int64_t data_size, const LoaderOptions& options)
+    : data_size_(data_size), options_(options), sampler_(sampler_of(data_size, options)) {
   HT_CHECK(options.batch_size > 0, "DataLoader: expected batch_size above 0, got ", options.batch_size.value);
   HT_CHECK(options.workers >= 0, "DataLoader: expected workers of 0 or more, got ", options.workers);
   HT_CHECK(options.prefetch > 0, "DataLoader: expected prefetch above 0, got ", options.prefetch);
-  HT_CHECK(examples >= 0, "DataLoader: the dataset's size is ", examples);
 }
 
 int64_t LoaderPlan::batches() const {
-  const int64_t whole = examples_ / options_.batch_size;
-  return whole + (!options_.drop_last && examples_ % options_.batch_size != 0);
+  const int64_t whole = sampler_.size() / options_.batch_size;
+  return whole + (!options_.drop_last && sampler_.size() % options_.batch_size != 0);
 }
 
 StateDict LoaderPlan::state_dict() const {
@@ -40,7 +47,7 @@ StateDict LoaderPlan::state_dict() const {
   state.add("epoch", whole_number(epoch_));
   state.add("batch", whole_number(batch_));
   state.add("batch_size", whole_number(options_.batch_size));
-  state.add("examples", whole_number(examples_));
+  state.add("examples", whole_number(sampler_.size()));
   state.add("seed", whole_number(static_cast<int64_t>(options_.seed)));
   return state;
 }
@@ -49,8 +56,8 @@ void LoaderPlan::load_state_dict(const StateDict& state) {
   const auto read = [&](const char* name) { return state.at(name).item<int64_t>(); };
   const int64_t epoch = read("epoch"), batch = read("batch"), size = read("batch_size"), examples = read("examples");
   const auto seed = static_cast<uint64_t>(read("seed"));
-  HT_CHECK(size == options_.batch_size && examples == examples_, "DataLoader: the position is one among ", examples,
-           " examples in batches of ", size, ", this loader has ", examples_, " in batches of ",
+  HT_CHECK(size == options_.batch_size && examples == sampler_.size(), "DataLoader: the position is one among ", examples,
+           " examples in batches of ", size, ", this loader has ", sampler_.size(), " in batches of ",
            options_.batch_size.value);
   HT_CHECK(epoch >= 0 && batch >= 0 && batch <= batches(), "DataLoader: there is no batch ", batch, " of epoch ", epoch,
            "; an epoch has ", batches());
@@ -149,12 +156,12 @@ LoaderRun::LoaderRun(std::shared_ptr<LoaderPlan> plan, Make make)
     : plan_(std::move(plan)),
       make_(std::move(make)),
       options_(plan_->options_),
-      examples_(plan_->examples_),
       run_(plan_->begin_run()),
       epoch_(plan_->epoch_),
       next_(plan_->batch_),
-      end_(plan_->batches()) {
-  if (options_.shuffle) order_ = permutation(examples_, options_.seed, order_stream | static_cast<uint32_t>(epoch_));
+      end_(plan_->batches()),
+      order_(plan_->sampler_.order(options_.seed, epoch_)) {
+  check_indices("DataLoader's sampler", order_, plan_->data_size_);
   const int64_t left = end_ - next_, count = std::min<int64_t>(options_.workers, left);
   if (count > 0)
     workers_ = std::make_unique<Workers>(*this, static_cast<int>(count), std::min(count * options_.prefetch, left));
@@ -166,9 +173,8 @@ void LoaderRun::over() {
 }
 
 std::shared_ptr<void> LoaderRun::make(int64_t batch) const {
-  const int64_t begin = batch * options_.batch_size, end = std::min(begin + options_.batch_size, examples_);
-  std::vector<int64_t> indices;
-  for (int64_t i = begin; i < end; ++i) indices.push_back(order_.empty() ? i : order_[static_cast<size_t>(i)]);
+  const auto size = static_cast<size_t>(options_.batch_size), begin = static_cast<size_t>(batch) * size;
+  const std::span<const int64_t> indices(order_.data() + begin, std::min(size, order_.size() - begin));
   const Philox4 r = philox(options_.seed, static_cast<uint64_t>(batch), draw_stream | static_cast<uint32_t>(epoch_));
   ThreadState state = capture_thread_state();
   state.generator = std::make_shared<Generator>(uint64_t{r.v[0]} << 32 | r.v[1]);

@@ -5,21 +5,24 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <tuple>
 
 #include "halftone/core/state_dict.h"
 #include "halftone/data/dataset.h"
+#include "halftone/data/sampler.h"
 
 namespace halftone::data {
 
 struct LoaderOptions {
   Size batch_size = 1;
-  bool shuffle = false;    // another order each epoch
+  bool shuffle = false;    // another order each epoch: a RandomSampler
   int workers = 0;         // threads that make batches ahead; 0: each is made when it is asked for
   bool drop_last = false;  // leave out a last batch that is smaller
   uint64_t seed = 0;       // of the orders, and of random numbers that the dataset draws
   int prefetch = 2;        // finished or unfinished batches, for each worker, that nobody has taken
-  Device device = {};      // where batches are handed over
+  Device device = {};      // where batches are handed over; the copy is queued from pinned memory, and the loop does not wait for it
+  std::optional<Sampler> sampler = {};  // in the place of shuffle; its indices are the dataset's
 };
 
 namespace detail {
@@ -27,7 +30,7 @@ namespace detail {
 // What a loader is apart from the type of its batches: the order of examples, and its position.
 class HT_API LoaderPlan {
  public:
-  LoaderPlan(int64_t examples, const LoaderOptions& options);
+  LoaderPlan(int64_t data_size, const LoaderOptions& options);
   const LoaderOptions& options() const { return options_; }
   int64_t batches() const;
   // The number of the next epoch to run, or of the one that is running.
@@ -40,8 +43,9 @@ class HT_API LoaderPlan {
   void end_epoch();
   int64_t begin_run();  // its number
 
-  int64_t examples_;
+  int64_t data_size_;
   LoaderOptions options_;
+  Sampler sampler_;
   int64_t epoch_ = 0, batch_ = 0;  // where the next run begins; batches of this epoch that were handed over
   int64_t run_ = 0;                // the number of the run that moves the position
   bool running_ = false;           // that run is under way
@@ -67,9 +71,9 @@ class HT_API LoaderRun {
   const std::shared_ptr<LoaderPlan> plan_;
   const Make make_;
   const LoaderOptions options_;
-  const int64_t examples_, run_, epoch_;
-  int64_t next_, end_;          // batches
-  std::vector<int64_t> order_;  // empty: as they come
+  const int64_t run_, epoch_;
+  int64_t next_, end_;  // batches
+  std::vector<int64_t> order_;
   std::unique_ptr<Workers> workers_;
 };
 

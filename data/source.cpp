@@ -46,6 +46,18 @@ Gunzip the_gunzip = nullptr;
 
 }  // namespace
 
+std::string read_all(Source& source) {
+  constexpr size_t piece = size_t{1} << 20;  // memory follows what there really is
+  std::string bytes;
+  for (size_t got = piece; got == piece;) {
+    const size_t at = bytes.size();
+    bytes.resize(at + piece);
+    got = source.read(bytes.data() + at, piece);
+    bytes.resize(at + got);
+  }
+  return bytes;
+}
+
 void set_gunzip(Gunzip gunzip) { the_gunzip = gunzip; }
 
 std::unique_ptr<Source> open_source(const std::string& path) {

@@ -19,6 +19,9 @@ class Source {
   virtual int64_t most_bytes() const = 0;
 };
 
+// All that is left.
+std::string read_all(Source& source);
+
 // A file, decompressed when it is a .gz, whatever its name.
 std::unique_ptr<Source> open_source(const std::string& path);
 
