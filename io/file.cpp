@@ -2,6 +2,7 @@
 // the standard library would hide a full disk.
 #include "halftone/io/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -105,6 +106,21 @@ int FileOps::close(int fd) { return ::close(fd); }
 int FileOps::rename(const char* from, const char* to) { return ::rename(from, to); }
 int FileOps::remove(const char* path) { return ::unlink(path); }
 int FileOps::make_folder(const char* path) { return ::mkdir(path, 0777); }
+int FileOps::list(const char* path, std::vector<std::string>& names) {
+  DIR* folder = ::opendir(path);
+  if (!folder) return -1;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(folder);
+    if (!entry) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  const int reason = errno;  // of the last readdir
+  ::closedir(folder);
+  errno = reason;
+  return reason == 0 ? 0 : -1;
+}
 
 FileOps& file_ops() {
   static FileOps system;

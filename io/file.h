@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "halftone/core/error.h"
 
@@ -43,6 +44,7 @@ class HT_API FileOps {
   virtual int rename(const char* from, const char* to);
   virtual int remove(const char* path);
   virtual int make_folder(const char* path);
+  virtual int list(const char* path, std::vector<std::string>& names);  // in a folder, in any order, "." and ".." left out
 };
 // The calls that are used now: the system's own, unless a UseFileOps lives.
 HT_API FileOps& file_ops();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "halftone/io/chart.h"
+#include "halftone/io/checkpoint.h"
 #include "halftone/io/file.h"
 #include "halftone/io/log.h"
 #include "halftone/io/progress.h"

@@ -2,54 +2,16 @@
 #include "halftone/io/file.h"
 
 #include <cerrno>
-#include <cstring>
 #include <vector>
 
 #include "halftone/tests/catch.h"
+#include "halftone/tests/faults.h"
 #include "halftone/tests/temporary.h"
 
 namespace {
 
 using namespace halftone;
 using namespace halftone::io;
-
-// The system, with every call noted, and the n-th failing.
-struct Faults : FileOps {
-  std::vector<std::string> calls;
-  int fail_at = -1, reason = ENOSPC;
-  size_t longest_write = SIZE_MAX, longest_read = SIZE_MAX;
-  bool interrupt = false;  // every second call
-
-  bool fails(const std::string& call) {
-    calls.push_back(call);
-    const int number = static_cast<int>(calls.size()) - 1;
-    if (interrupt && number % 2 == 0)
-      errno = EINTR;
-    else if (number == fail_at)
-      errno = reason;
-    else
-      return false;
-    return true;
-  }
-  int open(const char* path, Open how) override {
-    constexpr const char* names[] = {"open", "create", "append", "truncate", "folder"};
-    return fails(names[static_cast<int>(how)]) ? -1 : FileOps::open(path, how);
-  }
-  int64_t read(int fd, void* to, size_t bytes, int64_t offset) override {
-    return fails("read") ? -1 : FileOps::read(fd, to, std::min(bytes, longest_read), offset);
-  }
-  int64_t write(int fd, const void* from, size_t bytes) override {
-    return fails("write") ? -1 : FileOps::write(fd, from, std::min(bytes, longest_write));
-  }
-  int sync(int fd) override { return fails("sync") ? -1 : FileOps::sync(fd); }
-  int close(int fd) override {
-    const bool failed = fails("close");
-    const int saved = errno, result = FileOps::close(fd);
-    errno = saved;
-    return failed ? -1 : result;
-  }
-  int rename(const char* from, const char* to) override { return fails("rename") ? -1 : FileOps::rename(from, to); }
-};
 
 std::string joined(const std::vector<std::string>& words) {
   std::string all;
