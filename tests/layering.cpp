@@ -30,6 +30,7 @@ const std::map<std::string, Strings> arrows = {
     {"data", {"core"}},
     {"io", {"core"}},
     {"distributed", {"nn", "autograd"}},
+    {"train", {"amp", "nn", "io"}},
     {"cuda", {"core", "ops", "distributed"}},
 };
 const std::set<std::string> programs = {"tests", "benchmarks", "examples"};  // include anything
@@ -186,6 +187,7 @@ TEST_CASE("the arrows are the architecture's") {
   CHECK(reach("data") == "core ");
   CHECK(reach("io") == "core ");
   CHECK(reach("distributed") == "autograd core nn ops ");
+  CHECK(reach("train") == "amp autograd core io nn ops optim ");
   for (const auto& [from, below] : arrows) CHECK(may_include(from, "cuda") == (from == "cuda"));
 }
 
