@@ -80,19 +80,20 @@ class Session {
   }
   // Whether to go on when `done` steps are done.
   bool more(int64_t done) {
-    bool over = done >= steps_ || interrupt_.asked();
+    const bool asked = interrupt_.asked(), over = done >= steps_ || asked;
     if (done > saved_ && (over || done - saved_ >= every_)) {
       checkpoint.save(done);
       saved_ = done;
     }
-    if (interrupt_.asked()) std::printf("stopped after step %lld; the same command goes on from there\n", static_cast<long long>(done));
+    stopped_ = asked;
+    if (asked) std::printf("stopped after step %lld; the same command goes on from there\n", static_cast<long long>(done));
     return !over;
   }
-  bool interrupted() const { return interrupt_.asked(); }
+  bool interrupted() const { return stopped_; }
 
  private:
   Interrupt interrupt_;
-  bool fresh_;
+  bool fresh_, stopped_ = false;
   int64_t steps_, every_, saved_ = 0;
 };
 
