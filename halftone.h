@@ -20,3 +20,4 @@
 #include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"
 #include "halftone/optim/optim.h"
+#include "halftone/train/train.h"

@@ -2,7 +2,7 @@
 #
 # A source whose name holds the name of an optional part (`onednn.cpp`, `conv_cudnn.cpp`) is
 # compiled only where that part is found; so no source asks `#if`.
-set(folders core ops autograd amp nn optim distributed data io)
+set(folders core ops autograd amp nn optim distributed data io train)
 set(patterns ${folders})
 list(TRANSFORM patterns APPEND /*.cpp)
 if(HALFTONE_HAS_CUDA)

@@ -156,6 +156,76 @@ void run_total_norm(const Call& c, std::span<Tensor> out) {
   });
 }
 
+// ---- directions of their parameters' norms: sums of squares of both for each block, then each pair's ratio, then products
+
+template <class U, class P>
+__global__ void __launch_bounds__(update_threads) pair_squares_kernel(const Table<2> table, double2* sums) {
+  constexpr int n = pack_size<U>;
+  const auto part = table.part(static_cast<int>(blockIdx.x));
+  auto squares = [&]<class T>(const T* p) {
+    const bool packed = aligned(p, n * sizeof(T));
+    double s = 0;
+    for (int64_t i = part.begin + threadIdx.x * n; i < part.end; i += update_threads * n) {
+      auto v = load_part<n>(p + i, part.end - i, packed, to<T>(0.f));
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        const double x = to<compute_t<T>>(v.v[j]);
+        s += x * x;
+      }
+    }
+    return sum_of_block(s);
+  };
+  const double u = squares(static_cast<const U*>(table.data[part.tensor][0]));
+  const double p = squares(static_cast<const P*>(table.data[part.tensor][1]));
+  if (threadIdx.x == 0) sums[blockIdx.x] = {u, p};
+}
+__global__ void __launch_bounds__(update_threads) ratio_kernel(const Table<2> table, const double2* sums, double* ratios) {
+  const int tensor = static_cast<int>(blockIdx.x);
+  double u = 0, p = 0;
+  for (int i = table.first_block[tensor] + threadIdx.x; i < table.first_block[tensor + 1]; i += blockDim.x) {
+    u += sums[i].x;
+    p += sums[i].y;
+  }
+  u = sum_of_block(u);
+  p = sum_of_block(p);
+  const double ratio = ::sqrt(p) / ::sqrt(u);
+  if (threadIdx.x == 0) ratios[tensor] = ratio > 0 && is_finite(ratio) ? ratio : 1;
+}
+template <class U> __global__ void __launch_bounds__(update_threads) ratio_product_kernel(const Table<2> table, const double* ratios) {
+  constexpr int n = pack_size<U>;
+  const auto part = table.part(static_cast<int>(blockIdx.x));
+  auto* u = static_cast<U*>(table.data[part.tensor][0]);
+  const U ratio = static_cast<U>(ratios[part.tensor]);
+  const bool packed = aligned(u, 16);
+  for (int64_t i = part.begin + threadIdx.x * n; i < part.end; i += update_threads * n) {
+    auto v = load_part<n>(u + i, part.end - i, packed, U(0));
+#pragma unroll
+    for (int j = 0; j < n; ++j) v.v[j] *= ratio;
+    store_part(u + i, part.end - i, packed, v);
+  }
+}
+
+void run_trust_ratio(const Call& c, std::span<Tensor>) {
+  const size_t n = c.in.size() / 2;
+  const int64_t elements = total_elements("trust_ratio", from(c, n));
+  Scratch sums((n + static_cast<size_t>(ceil_div(elements, 2048))) * sizeof(double2)), ratios(Table<2>::capacity * sizeof(double));
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
+    visit<floating_types>(dtype, [&]<class P>(Type<P>) {
+      using U = accumulate_t<P>;
+      auto gather = gather_into<2>(elements, [&](const Table<2>& table, int blocks) {
+        launch("trust_ratio", pair_squares_kernel<U, P>, blocks, update_threads, table, sums.as<double2>());
+        launch("trust_ratio", ratio_kernel, table.tensors, update_threads, table, sums.as<const double2>(), ratios.as<double>());
+        launch("trust_ratio", ratio_product_kernel<U>, blocks, update_threads, table, ratios.as<const double>());
+      });
+      for (size_t i = 0; i < n; ++i) {
+        if (c.in[n + i].dtype() != dtype) continue;
+        const Tensor parameter = c.in[n + i].contiguous();
+        gather.add({c.in[i].raw_data(), parameter.raw_data()}, parameter.numel(), parameter);
+      }
+      gather.flush();
+    });
+}
+
 // ---- the gradient scaler
 
 struct Outcomes {
@@ -206,6 +276,7 @@ void fill_cuda_update() {
   fill<run_total_norm>(op::total_norm);
   fill<run_scale_all>(op::scale_all);
   fill<run_clamp_all>(op::clamp_all);
+  fill<run_trust_ratio>(op::trust_ratio);
 }
 
 }  // namespace halftone::cuda

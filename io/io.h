@@ -6,6 +6,7 @@
 #include "halftone/io/chrome_trace.h"
 #include "halftone/io/dlpack.h"
 #include "halftone/io/file.h"
+#include "halftone/io/interrupt.h"
 #include "halftone/io/log.h"
 #include "halftone/io/npy.h"
 #include "halftone/io/onnx.h"

@@ -56,8 +56,10 @@ inline const Tensor& item(const Call& c, int n, size_t k, int i) { return c.in[l
 //   Now<C>, now<C>(lr, step, memory)        what all elements of a step share; `step` counts from 0
 //   operator()(p, g, s, now)                the new parameter from parameter, gradient and states, which it updates
 //   examples()                              settings for samples, every one off its default
-// and, where it keeps a number, first_memory and remember(memory, step).
+// and, where it keeps a number, first_memory and remember(memory, step). One whose step looks at whole tensors says
+// `directs`: it leaves the parameter as it is and its direction in the last state (optim/directed.h takes that further).
 template <class Op> inline constexpr bool has_memory = requires { Op::first_memory; };
+template <class Op> inline constexpr bool directs = requires { Op::directs; };
 
 // Moments of the gradient: first decays with beta1, second with beta2.
 template <class C> HT_HD void follow_moments(C g, C& m, C& v, double beta1, double beta2) {
@@ -270,6 +272,47 @@ struct HT_API Lion {
   }
 };
 
+struct HT_API Lamb {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0;
+  bool maximize = false;
+  static constexpr auto name = "lamb_direction", doc = "the direction of a step of LAMB, before layers' ratios, for many parameters";
+  static constexpr std::array states{"m", "v", "direction"};
+  static constexpr bool directs = true;
+  static constexpr std::array<Lamb, 2> examples() { return {{{}, {0.8, 0.99, 1e-3, 0.1, true}}}; }
+  HT_HD bool uses(size_t) const { return true; }
+
+  template <class C> struct Now { C correction1, root2; };
+  template <class C> HT_HD Now<C> now(double, int64_t step, double) const {
+    auto t = static_cast<double>(step + 1);
+    return {static_cast<C>(1 - ::pow(beta1, t)), static_cast<C>(::sqrt(1 - ::pow(beta2, t)))};
+  }
+  template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>& t) const {
+    if (maximize) g = -g;
+    follow_moments(g, s[0], s[1], beta1, beta2);
+    s[2] = s[0] / t.correction1 / (::sqrt(s[1]) / t.root2 + static_cast<C>(eps)) + static_cast<C>(weight_decay) * p;
+    return p;
+  }
+};
+
+struct HT_API Muon {
+  double momentum = 0.95;
+  bool nesterov = true, maximize = false;
+  static constexpr auto name = "muon_direction", doc = "the direction of a step of Muon, before orthogonalization, for many parameters";
+  static constexpr std::array states{"momentum", "direction"};
+  static constexpr bool directs = true;
+  static constexpr std::array<Muon, 2> examples() { return {{{}, {0.8, false, true}}}; }
+  HT_HD bool uses(size_t) const { return true; }
+
+  template <class C> struct Now {};
+  template <class C> HT_HD Now<C> now(double, int64_t, double) const { return {}; }
+  template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>&) const {
+    if (maximize) g = -g;
+    s[0] += (g - s[0]) * static_cast<C>(1 - momentum);
+    s[1] = nesterov ? g + (s[0] - g) * static_cast<C>(momentum) : s[0];
+    return p;
+  }
+};
+
 // Not an optimizer, but updated like one: parameters go the share `lr` of their way to the "gradients".
 struct HT_API Average {
   static constexpr auto name = "average", doc = "many tensors go a share of the way to others";
@@ -282,7 +325,7 @@ struct HT_API Average {
   template <class C> HT_HD C operator()(C p, C g, C*, const Now<C>& t) const { return t.share == C(1) ? g : p + (g - p) * t.share; }
 };
 
-using All = elementwise::List<Sgd, Adam, Adamax, Nadam, Radam, Adagrad, Adadelta, Rmsprop, Lion, Average>;
+using All = elementwise::List<Sgd, Adam, Adamax, Nadam, Radam, Adagrad, Adadelta, Rmsprop, Lion, Lamb, Muon, Average>;
 
 HT_API Metas infer(const Call& c, int n, size_t states);
 HT_API std::vector<Sample> samples(size_t states, bool memory, std::span<const Attrs> settings);

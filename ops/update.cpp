@@ -2,6 +2,7 @@
 #include "halftone/ops/update.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "halftone/ops/all.h"
 #include "halftone/ops/copy.h"
@@ -99,6 +100,37 @@ void run_clamp_all(const Call& c, std::span<Tensor>) {
     });
 }
 
+// Partial sums over pieces of one length, so that the bits do not depend on the number of threads.
+double squares(const Tensor& t) {
+  constexpr int64_t piece = 4096;
+  Tensor x = dense(t);
+  std::vector<double> sums(static_cast<size_t>((x.numel() + piece - 1) / piece));
+  visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    const T* p = x.data<T>();
+    parallel_for(x.numel(), piece, [&](int64_t begin, int64_t end) {
+      double s = 0;
+      for (int64_t k = begin; k < end; ++k) s += double(compute_t<T>(p[k])) * double(compute_t<T>(p[k]));
+      sums[static_cast<size_t>(begin / piece)] = s;
+    });
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+void run_trust_ratio(const Call& c, std::span<Tensor>) {
+  const size_t n = c.in.size() / 2;
+  for (size_t i = 0; i < n; ++i) {
+    const Tensor& u = c.in[i];
+    double ratio = std::sqrt(squares(c.in[n + i])) / std::sqrt(squares(u));
+    if (!(ratio > 0) || std::isinf(ratio)) continue;
+    visit<only(DType::f32) | only(DType::f64)>(u.dtype(), [&]<class C>(Type<C>) {
+      C* p = u.data<C>();
+      parallel_for(u.numel(), parallel_grain, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; ++k) p[k] *= static_cast<C>(ratio);
+      });
+    });
+  }
+}
+
 Metas nothing(const Call&) { return {}; }
 
 std::vector<Sample> list_samples(size_t controls) {
@@ -175,10 +207,35 @@ constinit OpDef clamp_all = {
     },
     .kernel = {run_clamp_all}};
 
+constinit OpDef trust_ratio = {
+    .name = "trust_ratio", .doc = "gives directions of many parameters the parameters' norms", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      const size_t n = c.in.size() / 2;
+      HT_CHECK(n > 0 && c.in.size() % 2 == 0, "trust_ratio: expected as many directions as parameters, got ", c.in.size(), " tensors");
+      for (size_t i = 0; i < n; ++i) {
+        const Meta &u = c.in[i].meta(), &p = c.in[n + i].meta();
+        HT_CHECK(is_floating(p.dtype) && u.dtype == (p.dtype == DType::f64 ? DType::f64 : DType::f32) && u.shape == p.shape && u.contiguous(),
+                 "trust_ratio: direction ", i, " is ", u, " with strides ", u.strides, ", its parameter ", p,
+                 "; expected it contiguous, of that shape, in f32 or, beside f64, in f64");
+      }
+      return {};
+    },
+    .writes = [](const Call& c, size_t i) { return i < c.in.size() / 2; },
+    .dtypes = {only(DType::f32) | only(DType::f64), only(DType::f32) | only(DType::f64)},
+    .samples = [] {
+      std::vector<Sample> all;
+      for (auto& shape : {Shape{1}, Shape{7}, Shape{33}, Shape{257}, Shape{0}, Shape{5, 7}, Shape{2, 3, 4}, Shape{9000}})
+        all.push_back({{{.shape = shape, .differentiable = false}, {.shape = {3}, .differentiable = false},
+                        {.shape = shape, .differentiable = false}, {.shape = {3}, .differentiable = false}}});
+      return all;
+    },
+    .kernel = {run_trust_ratio}};
+
 }  // namespace op
 
 std::span<OpDef* const> update_ops() {
-  static constexpr OpDef* all[] = {&op::unscale, &op::check_finite, &op::scaler_update, &op::total_norm, &op::scale_all, &op::clamp_all};
+  static constexpr OpDef* all[] = {&op::unscale, &op::check_finite, &op::scaler_update, &op::total_norm, &op::scale_all, &op::clamp_all,
+                                  &op::trust_ratio};
   return all;
 }
 
@@ -194,6 +251,12 @@ void scale_all_(const std::vector<Tensor>& tensors, const Tensor& factor) {
 }
 void clamp_all_(const std::vector<Tensor>& tensors, double limit) {
   if (!tensors.empty()) call_all(op::clamp_all, Tensors(std::span(tensors)), Attrs::of(limit));
+}
+void trust_ratio_(const std::vector<Tensor>& directions, const std::vector<Tensor>& parameters) {
+  if (directions.empty() && parameters.empty()) return;
+  Tensors in(std::span{directions});
+  in.append(parameters.data(), parameters.data() + parameters.size());
+  call_all(op::trust_ratio, std::move(in));
 }
 
 }  // namespace halftone

@@ -7,7 +7,7 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef unscale, check_finite, scaler_update, total_norm, scale_all, clamp_all;
+extern HT_API OpDef unscale, check_finite, scaler_update, total_norm, scale_all, clamp_all, trust_ratio;
 }
 
 namespace update {
@@ -63,5 +63,8 @@ HT_API Tensor total_norm(const std::vector<Tensor>& tensors);
 HT_API void scale_all_(const std::vector<Tensor>& tensors, const Tensor& factor);
 // Limits every element of every tensor to [-limit, limit] in place; NaN stays.
 HT_API void clamp_all_(const std::vector<Tensor>& tensors, double limit);
+// Multiplies each direction by |parameter| / |direction|, 2-norms over all of its elements, in place; one whose norms are not
+// both above 0 stays as it is. Directions are contiguous, in f32 (f64 for f64 parameters), each of its parameter's shape.
+HT_API void trust_ratio_(const std::vector<Tensor>& directions, const std::vector<Tensor>& parameters);
 
 }  // namespace halftone

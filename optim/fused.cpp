@@ -1,6 +1,7 @@
 // The options that fused optimizers refuse.
 #include "halftone/optim/adam.h"
 #include "halftone/optim/adaptive.h"
+#include "halftone/optim/layerwise.h"
 #include "halftone/optim/sgd.h"
 
 namespace halftone::optim {
@@ -37,6 +38,13 @@ void NAdam::check(const NAdamOptions& o) {
 }
 void RAdam::check(const RAdamOptions& o) { check_adam(title, o); }
 void Lion::check(const LionOptions& o) { check_adam(title, o); }
+void LAMB::check(const LAMBOptions& o) { check_adam(title, o); }
+void Muon::check(const MuonOptions& o) {
+  detail::check_share(title, "momentum", o.momentum);
+  detail::check_positive(title, "weight_decay", o.weight_decay);
+  HT_CHECK(o.steps >= 0, "Muon: expected steps of 0 or more, got ", o.steps);
+  HT_CHECK(is_floating(o.products), "Muon: expected products of a floating dtype, got ", o.products);
+}
 void Adagrad::check(const AdagradOptions& o) {
   detail::check_positive(title, "lr_decay", o.lr_decay);
   detail::check_positive(title, "weight_decay", o.weight_decay);

@@ -199,13 +199,15 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>&
     slot(2 + kinds, k) = master ? p.detach() : current_shadow(p);
   }
   Call call{.op = &op(), .in = std::move(in), .attrs = attrs(g, static_cast<int>(n)), .out = {}};
-  dispatch(call);
+  run(g, call, static_cast<int>(n));
   for (size_t k = 0; k < n; ++k) {
     const Tensor &p = group.params[cohort.members[k]], &copy = call.in[update::lists_at + (2 + kinds) * n + k];
     if (keeps_master(p)) group.masters[cohort.members[k]]->version = p.version();
     else if (copy.defined()) note_rewritten(p, copy);
   }
 }
+
+void Optimizer::run(size_t, Call& call, int) { dispatch(call); }
 
 // The parameter follows its master, so that the order in which model and optimizer are loaded does not matter.
 void Optimizer::load_master(ParameterGroup& group, size_t i, const Tensor* loaded) {

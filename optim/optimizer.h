@@ -95,6 +95,8 @@ class HT_API Optimizer {
   // The number that a cohort keeps from step to step, at its first step.
   virtual std::optional<double> first_memory() const { return {}; }
   const update::Rounding& rounding() const { return rounding_; }
+  // Steps n parameters: the operator's call, unless a step takes more than that.
+  virtual void run(size_t group, Call& call, int n);
 
  private:
   void step_group(size_t g, const StepControls& controls);

@@ -152,7 +152,7 @@ const std::set<std::string_view> sums = {
     "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
     "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
-    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input"};
+    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio"};
 
 bool is_optimizer(std::string_view op) {
   bool found = false;
@@ -584,6 +584,25 @@ TEST_CASE("unscaling, checks and norms of many tensors") {
       scale_all_({without.begin(), without.end()}, by.to(gpu));
     }
     for (size_t i = 0; i < host.size(); ++i) check_same(host[i], device[i]);
+  }
+}
+
+TEST_CASE("trust ratios of many tensors") {
+  NEEDS_CUDA();
+  std::vector<Tensor> host, device, host_parameters, parameters;
+  for (int i = 0; i < 400; ++i) {
+    DType t = floating_dtypes[i % 4];
+    Shape shape{i == 7 ? 70000 : i * 37 % 3000};
+    host_parameters.push_back(i == 11 ? zeros(shape, {.dtype = t}) : drawn(static_cast<uint64_t>(i), shape, t));
+    parameters.push_back(host_parameters.back().to(gpu));
+    host.push_back(drawn(1000 + static_cast<uint64_t>(i), shape, t == DType::f64 ? t : DType::f32));
+    device.push_back(host.back().to(gpu));
+  }
+  trust_ratio_(host, host_parameters);
+  trust_ratio_(device, parameters);
+  for (size_t i = 0; i < host.size(); ++i) {
+    INFO("tensor " << i);
+    check_same(host[i], device[i], {.ulps = 4});
   }
 }
 

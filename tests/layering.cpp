@@ -30,6 +30,7 @@ const std::map<std::string, Strings> arrows = {
     {"data", {"ops"}},
     {"io", {"amp"}},
     {"distributed", {"nn", "autograd"}},
+    {"train", {"amp", "nn", "io"}},
     {"cuda", {"core", "ops", "distributed"}},
 };
 const std::set<std::string> programs = {"tests", "benchmarks", "examples"};  // include anything
@@ -49,7 +50,7 @@ const std::vector<Place> places = {
     {"zlib.h", R"((data|io)/.*\.cpp)"},
     {"png\\.h", R"(data/.*\.cpp)"},
     {"mpi.h", R"(distributed/.*\.cpp)"},
-    {"CLI/.*", R"((examples|benchmarks)/.*\.cpp)"},
+    {"CLI/.*", R"(examples/run\.h|(examples|benchmarks)/.*\.cpp)"},
     {"catch2/.*", R"(tests/catch\.h)"},
     {"math\\.h", R"(core/hd\.h)"},
     {"cxxabi\\.h", R"(core/error\.cpp)"},
@@ -187,6 +188,7 @@ TEST_CASE("the arrows are the architecture's") {
   CHECK(reach("data") == "core ops ");
   CHECK(reach("io") == "amp autograd core ops optim ");
   CHECK(reach("distributed") == "autograd core nn ops ");
+  CHECK(reach("train") == "amp autograd core io nn ops optim ");
   for (const auto& [from, below] : arrows) CHECK(may_include(from, "cuda") == (from == "cuda"));
 }
 

@@ -160,6 +160,14 @@ TEST_CASE("errors of optimizers") {
   TEXT(optim::SGD({w}, {.nesterov = true}), "SGD: nesterov needs a momentum and no dampening");
   TEXT(optim::Adam({w}, {.beta1 = 1}), "Adam: expected beta1 in [0, 1), got 1");
   TEXT(optim::AdamW({w}, {.eps = -1}), "AdamW: expected eps of 0 or more, got -1");
+  TEXT(optim::LAMB({w}, {.beta2 = -1}), "LAMB: expected beta2 in [0, 1), got -1");
+  TEXT(optim::Muon({w}, {.momentum = 1}), "Muon: expected momentum in [0, 1), got 1");
+  TEXT(optim::Muon({w}, {.steps = -1}), "Muon: expected steps of 0 or more, got -1");
+  TEXT(optim::Muon({w}, {.products = DType::i32}), "Muon: expected products of a floating dtype, got i32");
+  TEXT(optim::Muon({w, ones({3}, {.requires_grad = true})}), "Muon: parameter 1 [3] (f32) is no matrix; give it to AdamW, as an optimizer of its own");
+  TEXT(optim::orthogonalize(f({3})), "orthogonalize: expected matrices [..., m, n], got [3] (f32)");
+  TEXT(trust_ratio_({f({2, 3}).t()}, {f({3, 2})}), "trust_ratio: direction 0 is [3, 2] (f32) with strides [1, 3], its parameter [3, 2] (f32); expected it contiguous, of that shape, in f32 or, beside f64, in f64");
+  TEXT(trust_ratio_({f({2})}, {f({2}), f({2})}), "trust_ratio: expected as many directions as parameters, got 3 tensors");
   TEXT(optim::clip_grad_norm_({w}, -1), "clip_grad_norm_: expected max_norm of 0 or more, got -1");
   Tensor turned = ones({2, 3}).t().requires_grad_();
   optim::SGD opt({turned});

@@ -20,7 +20,7 @@ const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cr
                           "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
                           "pad_grad", "scatter_add", "index_add", "embedding_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy",
                           "binary_cross_entropy_with_logits", "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad",
-                          "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "linear_grad",
+                          "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "linear_grad", "trust_ratio",
                           "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "mish_grad"};
 
 Names binary_names() {
@@ -156,6 +156,7 @@ const Names any_layout_of_fixed_dtype = {"where", "all", "any", "take_along", "p
 bool may_vary(const OpDef& op, const Sample& s, const Tensors& in, size_t i) {
   if (!in[i].defined() || contiguous_only.contains(op.name)) return false;
   if (optimizer_names().contains(op.name) && i != update::lists_at + 2) return false;
+  if (std::string_view(op.name) == "trust_ratio" && i < in.size() / 2) return false;
   return !s.in[i].dtype || any_layout_of_fixed_dtype.contains(op.name);
 }
 

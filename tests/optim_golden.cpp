@@ -12,19 +12,25 @@ namespace {
 constexpr int64_t steps = 20, elements = 12;
 
 Tensor gradient(const Tensor& p, int64_t i) { return sin(p * static_cast<double>(i + 1)) + p / 8; }
-Tensor start(DType t) {
+Tensor start(DType t, const Shape& shape = {elements}) {
   std::vector<double> v;
   for (int64_t k = 0; k < elements; ++k) v.push_back(-1.5 + 3.5 * static_cast<double>(k) / (elements - 1));
-  return tensor(v).to(t).requires_grad_();
+  return tensor(v).to(t).view(shape).requires_grad_();
 }
 
 using Make = std::function<std::unique_ptr<optim::Optimizer>(const Tensor&)>;
 template <class O, class... A> Make with(A... options) {
   return [=](const Tensor& p) { return std::make_unique<O>(std::vector{p}, options...); };
 }
-const std::vector<std::pair<std::string, Make>>& cases() {
+struct Case {
+  std::string name;
+  Make make;
+  Shape shape = {elements};
+};
+const std::vector<Case>& cases() {
   using namespace optim;
-  static const std::vector<std::pair<std::string, Make>> all = {
+  constexpr DType f32 = DType::f32;
+  static const std::vector<Case> all = {
       {"sgd", with<SGD>(SGDOptions{.lr = .1})},
       {"sgd_momentum", with<SGD>(SGDOptions{.lr = .05, .momentum = .9, .dampening = .1, .weight_decay = .01})},
       {"sgd_nesterov", with<SGD>(SGDOptions{.lr = .05, .momentum = .8, .nesterov = true})},
@@ -40,6 +46,11 @@ const std::vector<std::pair<std::string, Make>>& cases() {
       {"rmsprop", with<RMSprop>(RMSpropOptions{.lr = .02, .weight_decay = .1})},
       {"rmsprop_centered", with<RMSprop>(RMSpropOptions{.lr = .02, .alpha = .9, .eps = 1e-3, .momentum = .5, .centered = true})},
       {"lion", with<Lion>(LionOptions{.lr = .01, .beta1 = .85, .beta2 = .95, .weight_decay = .1})},
+      {"lamb", with<LAMB>(LAMBOptions{.lr = .02}), {3, 4}},
+      {"lamb_decay", with<LAMB>(LAMBOptions{.lr = .02, .beta1 = .8, .beta2 = .95, .eps = 1e-3, .weight_decay = .1})},
+      {"muon", with<Muon>(MuonOptions{.lr = .02, .products = f32}), {3, 4}},
+      {"muon_tall", with<Muon>(MuonOptions{.lr = .05, .momentum = .8, .weight_decay = .1, .nesterov = false, .steps = 4, .products = f32}), {4, 3}},
+      {"muon_adamw", with<Muon>(MuonOptions{.lr = .02, .momentum = .9, .weight_decay = .1, .match_adamw = true, .products = f32}), {4, 3}},
   };
   return all;
 }
@@ -54,10 +65,10 @@ std::vector<std::vector<double>> bits(const Tensor& p, const optim::Optimizer& o
 
 TEST_CASE("twenty steps in f64 are PyTorch's") {
   StateDict golden = io::load(std::string(HALFTONE_SOURCE_DIR) + "/tests/golden/optimizers.safetensors");
-  REQUIRE(golden.size() == cases().size());
-  for (auto& [name, make] : cases()) {
+  REQUIRE(golden.size() == cases().size() + 2);  // and L-BFGS
+  for (auto& [name, make, shape] : cases()) {
     INFO(name);
-    Tensor p = start(DType::f64);
+    Tensor p = start(DType::f64, shape);
     auto opt = make(p);
     auto expected = golden.at(name).to_vector<double>();
     for (int64_t i = 0; i < steps; ++i) {
@@ -71,9 +82,9 @@ TEST_CASE("twenty steps in f64 are PyTorch's") {
 }
 
 TEST_CASE("every optimizer: a skipped step changes no bit, state goes round in the middle, f32 follows f64, nothing waits") {
-  for (auto& [name, make] : cases()) {
+  for (auto& [name, make, shape] : cases()) {
     INFO(name);
-    Tensor p = start(DType::f32), q = start(DType::f32), wide = start(DType::f64);
+    Tensor p = start(DType::f32, shape), q = start(DType::f32, shape), wide = start(DType::f64, shape);
     auto opt = make(p), other = make(q), exact = make(wide);
     Tensor overflow = zeros({});
     auto step = [&](optim::Optimizer& o, Tensor& t, int64_t i) {
