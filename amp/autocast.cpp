@@ -149,6 +149,11 @@ Tensors autocast_layer(Call& c) {
       each([&](const Tensor& t) { return cast(t, widest); });
       break;
     }
+    case Cast::total:
+      if (c.op->infer(c)[0].shape.rank() > 0) note_left_alone(c);
+      else if (c.op->in_f32) c.attrs = c.op->in_f32(c.attrs);
+      else each([](const Tensor& t) { return cast(t, DType::f32); });
+      break;
     case Cast::banned:
       HT_CHECK(region.dtype != DType::f16, c.op->name, ": unsafe under f16 autocast; use ", c.op->ban ? c.op->ban : "another operator",
                ", or run it in f32 inside amp::Autocast({.enabled = false})");

@@ -42,8 +42,9 @@ class Attrs {
 // What autocast does to the floating-point arguments of an operator.
 //   keep    nothing: it runs in the dtype it is given        lower   cast to the region's 16-bit dtype
 //   full    cast to f32                                      widest  cast all to the widest among them
+//   total   nothing, but a result that is one number is f32: it may be a loss
 //   banned  refuse f16, with the cure in `OpDef::doc`'s place `ban` (bf16 is allowed)
-enum class Cast : uint8_t { unset, keep, lower, full, widest, banned };
+enum class Cast : uint8_t { unset, keep, lower, full, widest, total, banned };
 
 // Which inputs and outputs of a call the tape holds until backward: bit i for input or output i.
 struct Saves { uint32_t in = 0, out = 0; };
@@ -125,6 +126,7 @@ struct OpDef {
   bool deterministic[num_device_types] = {true, true};
   bool any_device = false;                        // inputs may live on different devices
   const char* ban = nullptr;                      // Cast::banned: what to use instead
+  Attrs (*in_f32)(const Attrs&) = nullptr;        // Cast::total: attributes for an f32 result; null: the arguments are cast
   std::vector<Sample> (*samples)() = nullptr;
   Kernel kernel[num_device_types] = {};           // filled by the backends
 

@@ -308,16 +308,29 @@ TEST_CASE("report_30: a 16-bit loss is scaled in f32, and losses are f32") {
   });
 }
 
-TEST_CASE("report_30: a training step whose loss is an f16 mean is not skipped at the initial scale", "[!shouldfail]") {
-  on_devices([](Device d) {
-    Single s(d);
-    GradScaler scaler;
-    Tensor loss;
-    { amp::Autocast region({.dtype = f16}); loss = linear(ones({4, 2}, {.device = d}), s.p.reshape({1, 2})).mean(); }
-    scaler.scale(loss).backward();
-    auto outcome = scaler.step(s.opt);
-    scaler.update();
-    CHECK(outcome.stepped());
+TEST_CASE("report_30: a training step whose loss is an f16 mean is not skipped at the initial scale") {
+  everywhere([](Device d, DType t) {
+    for (int how = 0; how < 4; ++how) {
+      Single s(d);
+      GradScaler scaler;
+      Tensor loss;
+      {
+        amp::Autocast region({.dtype = t});
+        Tensor y = linear(ones({4, 2}, {.device = d}), s.p.reshape({1, 2}));
+        CHECK(y.dtype() == t);
+        // A mean of everything is f32, in whichever way it is written, or its gradient, the scale, is inf in f16.
+        loss = how == 0 ? y.mean() : how == 1 ? y.mean({0, 1}) : how == 2 ? y.sum() / 4 : y.mean(1).mean();
+        CHECK(loss.dtype() == f32);
+        CHECK(y.mean(0).dtype() == t);
+        CHECK((y * y.mean()).dtype() == t);  // one number beside many raises nothing
+      }
+      scaler.scale(loss).backward();
+      auto outcome = scaler.step(s.opt);
+      scaler.update();
+      CHECK(outcome.stepped());
+      CHECK(all_are(s.p.detach(), 0));
+      CHECK(scaler.get_scale() == 65536);
+    }
   });
 }
 
