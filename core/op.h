@@ -138,7 +138,8 @@ HT_API Tensors dispatch(Call& call);
 // The result of a call with one output.
 HT_API Tensor call(const OpDef& op, Tensors in, const Attrs& attrs = {});
 HT_API Tensors call_all(const OpDef& op, Tensors in, const Attrs& attrs = {});
-// As call, into a given tensor of the right shape and dtype. Not recorded: for kernels' callers and fused backward rules.
+// As call, into a given tensor of the right shape and dtype. Neither recorded nor autocast: for kernels' callers and fused
+// backward rules. A strict region refuses arguments that it would have cast.
 HT_API Tensor call_into(const OpDef& op, Tensors in, const Attrs& attrs, const Tensor& out);
 
 // Every operator of the library and of the program. A user's operator registers itself; registering twice is once.
@@ -152,6 +153,10 @@ HT_API void set_kernel(OpDef& op, DeviceType type, Kernel kernel);
 Tensors autocast_layer(Call& call);
 Tensors autograd_layer(Call& call);
 Tensors profile_layer(Call& call);
+// What the autocast layer would not see, and a strict region refuses: operands of which one has 16 bits and which become f32
+// before the call; a call into given tensors, whose arguments stay as they are.
+void autocast_climbs(const OpDef& op, std::span<const Tensor> operands);
+void autocast_passed_by(const Call& call);
 // The library's own operators: one constant table, in ops/all.cpp.
 std::span<OpDef* const> library_ops();
 
