@@ -14,6 +14,7 @@
 #include "halftone/core/state_dict.h"
 #include "halftone/core/thread_state.h"
 #include "halftone/core/version.h"
+#include "halftone/core/warning.h"
 #include "halftone/data/data.h"
 #include "halftone/io/io.h"
 #include "halftone/nn/nn.h"

@@ -6,6 +6,7 @@
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/capture.h"
 #include "halftone/core/shadow.h"
+#include "halftone/core/warning.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/update.h"
@@ -163,10 +164,23 @@ void Optimizer::regroup(ParameterGroup& group, const std::vector<Tensor>& grads)
     if (!without.empty()) result.push_back({own(c.steps), own(c.memory), std::move(without)});
   }
   if (!fresh.members.empty()) {
+    warn_of_rounding(group, fresh.members);
     start(fresh, 0, group.params[fresh.members[0]].device());
     result.push_back(std::move(fresh));
   }
   group.cohorts = std::move(result);
+}
+
+// Once, of the first parameter that loses small updates.
+void Optimizer::warn_of_rounding(const ParameterGroup& group, const std::vector<size_t>& members) {
+  for (size_t i : members) {
+    const Tensor& p = group.params[i];
+    if (warned_ || !is_16bit_dtype(p.dtype()) || masters_ || (rounding_.stochastic && p.dtype() == DType::bf16)) continue;
+    warned_ = true;
+    warn(text::cat(class_name_, ": parameter ", i, " ", p.meta(), " has 16 bits and no master weight: updates below ", p.dtype() == DType::f16 ? "1/2048" : "1/256",
+                   " of a weight are rounded away. Call use_master_weights()", p.dtype() == DType::bf16 ? " or use_stochastic_rounding()" : "",
+                   ", or keep weights in f32 and use amp::Autocast"));
+  }
 }
 
 void Optimizer::start(Cohort& c, int64_t steps, Device device) const {
