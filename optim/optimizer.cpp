@@ -221,6 +221,17 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>&
   }
 }
 
+void Optimizer::set_master(const Tensor& parameter, const Tensor& value) {
+  NoGrad off;
+  HT_CHECK(parameter.defined() && value.defined(), class_name_, ": set_master: a tensor is undefined");
+  HT_CHECK(keeps_master(parameter), class_name_, ": set_master: ", parameter.meta(), " has no master weight; only 16-bit parameters have, after use_master_weights()");
+  HT_CHECK(value.shape() == parameter.shape(), class_name_, ": set_master: expected a value ", parameter.shape(), ", got ", value.meta());
+  for (auto& g : groups_)
+    for (size_t i = 0; i < g.params.size(); ++i)
+      if (g.params[i].body() == parameter.body()) return load_master(g, i, &value);
+  throw Error(text::cat(class_name_, ": set_master: ", parameter.meta(), " is no parameter of this optimizer"));
+}
+
 // The parameter follows its master, so that the order in which model and optimizer are loaded does not matter.
 void Optimizer::load_master(ParameterGroup& group, size_t i, const Tensor* loaded) {
   const Tensor& p = group.params[i];

@@ -53,6 +53,8 @@ class HT_API Optimizer {
   bool keeps_master(const Tensor& parameter) const { return masters_ && is_16bit_dtype(parameter.dtype()); }
   // The f32 copy of a parameter; undefined while there is none.
   Tensor master(const Tensor& parameter) const;
+  // Writes f32 values into the copy, and their rounding into the parameter, which must have masters.
+  void set_master(const Tensor& parameter, const Tensor& value);
 
   // `f` runs at the end of every step for each group, with its rate and the step's found_inf (undefined where there is none),
   // until it returns false. It must not ask the host: schedules and averages.
