@@ -15,6 +15,7 @@
 #include "halftone/core/thread_state.h"
 #include "halftone/core/tuning.h"
 #include "halftone/core/version.h"
+#include "halftone/core/warning.h"
 #include "halftone/data/data.h"
 #include "halftone/io/io.h"
 #include "halftone/nn/nn.h"

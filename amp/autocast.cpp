@@ -57,10 +57,19 @@ Tensor lowered(const Tensor& t, DType dtype, bool cache) {
   return dispatch(use)[0];
 }
 
-void check_strict(const Call& c, DeviceType type, DType low) {
-  for (auto& t : c.in)
-    HT_CHECK(!eligible(t, type) || t.dtype() != DType::f32 || t.rank() == 0, c.op->name, ": runs in f32 inside a strict ", low,
-             " region because an input ", t.meta(), " is f32; cast it, or take the operator out of the region");
+DeviceType device_of(std::span<const Tensor> in) {
+  DeviceType type = DeviceType::cpu;
+  for (auto& t : in) if (t.defined()) type = std::max(type, t.device().type);
+  return type;
+}
+
+// An operator that is to run in f32: an error where that lifts an input of 16 bits, which names the input that makes it.
+void refuse_climb(const OpDef& op, std::span<const Tensor> in, DeviceType type, DType low) {
+  auto counts = [type](const Tensor& t) { return eligible(t, type) && t.rank() > 0; };
+  if (std::none_of(in.begin(), in.end(), [&](auto& t) { return counts(t) && is_16bit_dtype(t.dtype()); })) return;
+  for (auto& t : in)
+    HT_CHECK(!counts(t) || t.dtype() == low, op.name, ": runs in f32 inside a strict ", low, " region because an input ", t.meta(), " is ", t.dtype(),
+             "; cast it, or take the operator out of the region");
 }
 
 }  // namespace
@@ -128,8 +137,8 @@ DType autocast_dtype(DeviceType type) { return state().device[static_cast<int>(t
 Tensors autocast_layer(Call& c) {
   using namespace amp;
   const AutocastState& s = state();
-  DeviceType type = DeviceType::cpu;
-  for (auto& t : c.in) if (t.defined()) type = std::max(type, t.device().type);
+  std::span<const Tensor> in(c.in.begin(), c.in.size());
+  DeviceType type = device_of(in);
   auto& region = s.device[static_cast<int>(type)];
   if (!region.enabled) return dispatch(c);
   auto each = [&](auto f) {
@@ -140,15 +149,20 @@ Tensors autocast_layer(Call& c) {
       each([&](const Tensor& t) { return lowered(t, region.dtype, s.cache); });
       break;
     case Cast::full:
-      each([&](const Tensor& t) { return cast(t, DType::f32); });
+      each([](const Tensor& t) { return cast(t, DType::f32); });
       break;
     case Cast::widest: {
       DType widest = region.dtype;
       for (auto& t : c.in) if (eligible(t, type)) widest = promote(widest, t.dtype());
-      if (s.strict && widest == DType::f32) check_strict(c, type, region.dtype);
+      if (s.strict && widest == DType::f32) refuse_climb(*c.op, in, type, region.dtype);
       each([&](const Tensor& t) { return cast(t, widest); });
       break;
     }
+    case Cast::total:
+      if (c.op->infer(c)[0].shape.rank() > 0) note_left_alone(c);
+      else if (c.op->in_f32) c.attrs = c.op->in_f32(c.attrs);
+      else each([](const Tensor& t) { return cast(t, DType::f32); });
+      break;
     case Cast::banned:
       HT_CHECK(region.dtype != DType::f16, c.op->name, ": unsafe under f16 autocast; use ", c.op->ban ? c.op->ban : "another operator",
                ", or run it in f32 inside amp::Autocast({.enabled = false})");
@@ -159,6 +173,29 @@ Tensors autocast_layer(Call& c) {
       note_left_alone(c);
   }
   return dispatch(c);
+}
+
+void autocast_climbs(const OpDef& op, std::span<const Tensor> operands) {
+  using namespace amp;
+  const AutocastState& s = state();
+  DeviceType type = device_of(operands);
+  auto& region = s.device[static_cast<int>(type)];
+  if (s.strict && region.enabled && policy_of(s).get(op) != Cast::full) refuse_climb(op, operands, type, region.dtype);
+}
+
+void autocast_passed_by(const Call& c) {
+  using namespace amp;
+  const AutocastState& s = state();
+  std::span<const Tensor> in(c.in.begin(), c.in.size());
+  DeviceType type = device_of(in);
+  auto& region = s.device[static_cast<int>(type)];
+  if (!s.strict || !region.enabled) return;
+  Cast policy = policy_of(s).get(*c.op);
+  if (policy != Cast::lower && policy != Cast::full) return;  // inputs of one dtype, as kernels take them, are left as they are
+  DType wanted = policy == Cast::lower ? region.dtype : DType::f32;
+  for (auto& t : in)
+    HT_CHECK(!eligible(t, type) || t.dtype() == wanted, c.op->name, ": writes into a given tensor inside a strict ", region.dtype,
+             " region, and autocast, which would cast an input ", t.meta(), " to ", wanted, ", does not see it; cast it, or call the operator without a destination");
 }
 
 }  // namespace halftone

@@ -15,7 +15,8 @@ struct AutocastOptions {
   std::optional<DeviceType> device = {};  // by default every type
   bool enabled = true;                    // false: an island that runs in the dtypes it is given
   bool cache = true;                      // keep 16-bit copies of weights; false holds for regions inside, too
-  bool strict = false;                    // an operator that climbs back to f32 by its inputs is an error that names it
+  bool strict = false;                    // an operator that climbs back to f32 by its inputs, also in place, is an error that
+                                          // names it; so is a call into a given tensor that autocast would have cast for
   std::optional<Policy> policy = {};
 };
 

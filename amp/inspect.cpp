@@ -11,8 +11,8 @@
 #include "halftone/amp/trace.h"
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/backend.h"
-#include "halftone/core/random.h"
 #include "halftone/ops/copy.h"
+#include "halftone/ops/random.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/unary.h"
 
@@ -63,17 +63,18 @@ class Undo {
     std::vector<Device> devices{Device::cpu()};
     for (auto& p : parameters)
       if (std::find(devices.begin(), devices.end(), p.device()) == devices.end()) devices.push_back(p.device());
-    for (auto& d : devices) numbers_.emplace_back(generator().state(d), generator().state(d).clone());
+    for (auto& d : devices) numbers_.push_back(draw_key(d, 0));
   }
   // As it was when this was made, without gradients.
   void rewind() {
     NoGrad off;
     for (auto& p : parameters_) p.zero_grad();
     for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
-    for (auto& [live, saved] : numbers_) live.copy_(saved);
+    thread_state().generator = std::make_shared<Generator>(numbers_);
   }
   ~Undo() {
     rewind();
+    thread_state().generator = generator_;
     for (size_t i = 0; i < parameters_.size(); ++i)
       if (grads_[i].defined()) {
         parameters_[i].set_grad(grads_[i]);
@@ -85,7 +86,8 @@ class Undo {
  private:
   std::vector<Tensor> parameters_, buffers_, grads_, values_;
   std::vector<uint64_t> stamps_;
-  std::vector<std::pair<Tensor, Tensor>> numbers_;
+  std::vector<Tensor> numbers_;
+  std::shared_ptr<Generator> generator_ = thread_state().generator;  // draws nothing meanwhile
 };
 
 std::vector<double> gathered(const std::vector<Tensor>& parameters, double scale) {

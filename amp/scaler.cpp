@@ -1,6 +1,7 @@
 // GradScaler: a stage machine on the host that only ever looks at what the program called, and device tensors for the rest.
 #include "halftone/amp/scaler.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -86,6 +87,13 @@ GradScaler::GradScaler(const GradScalerOptions& o) : options_(o), stamp_(stamps+
            "], where f32 holds a scale and its inverse, got ", o.min_scale, " and ", o.max_scale);
   HT_CHECK(o.hysteresis > 0, "GradScaler: expected hysteresis above 0, got ", o.hysteresis);
   HT_CHECK(o.max_consecutive_skips >= 0, "GradScaler: expected max_consecutive_skips of 0 or more, got ", o.max_consecutive_skips);
+}
+
+GradScalerOptions static_scale(double scale) {
+  GradScalerOptions fixed{.init_scale = scale, .growth_factor = 1, .backoff_factor = 1};
+  fixed.min_scale = std::min(fixed.min_scale, scale);
+  fixed.max_scale = std::max(fixed.max_scale, scale);
+  return fixed;
 }
 
 void GradScaler::make_state(Device device) {

@@ -16,6 +16,8 @@ struct GradScalerOptions {
   int64_t max_consecutive_skips = 0;       // 0: any number; more iterations than this in a row is an error at the next step
   bool enabled = true;                     // false: scale() returns its argument, step() is the optimizer's
 };
+// A scale that neither grows nor backs off; steps that overflow are skipped all the same.
+HT_API GradScalerOptions static_scale(double scale);
 
 // What a step did; known some time later, without a wait, and for the next 256 steps.
 class HT_API StepOutcome {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <ostream>
 
-#include "halftone/ops/copy.h"
+#include "halftone/autograd/autograd.h"
 
 namespace halftone {
 namespace amp {
@@ -17,7 +17,7 @@ Watcher* watcher() { return static_cast<Watcher*>(const_cast<LayerState*>(thread
 class Collector final : public Watcher {
  public:
   void after(const Call& c, const Tensors& out) override {
-    TraceLine line{c.op->name, {}, {}, std::exchange(left_alone_, nullptr) == c.op};
+    TraceLine line{c.op->name, {}, {}, std::exchange(left_alone_, nullptr) == c.op, in_backward()};
     for (auto& t : c.in) if (t.defined()) line.in.push_back(t.meta());
     for (auto& t : out) line.out.push_back(t.meta());
     trace.lines.push_back(std::move(line));
@@ -37,6 +37,17 @@ std::string describe(const std::vector<Meta>& metas) {
 
 }  // namespace
 
+int64_t TraceLine::widened_bytes() const {
+  bool narrow = std::any_of(in.begin(), in.end(), [](auto& m) { return is_16bit_dtype(m.dtype) && m.shape.rank() > 0; });
+  int64_t bytes = 0;
+  for (auto& m : out) if (narrow && !in_backward && m.dtype == DType::f32 && m.shape.rank() > 0) bytes += m.shape.numel() * 4;
+  return bytes;
+}
+int64_t Trace::widened_bytes() const {
+  int64_t bytes = 0;
+  for (auto& l : lines) bytes += l.widened_bytes();
+  return bytes;
+}
 int64_t Trace::count(std::string_view op) const {
   return std::count_if(lines.begin(), lines.end(), [&](auto& l) { return l.op == op; });
 }
@@ -47,9 +58,13 @@ std::ostream& operator<<(std::ostream& os, const Trace& t) {
     os << l.op << "  " << describe(l.in);
     if (!l.out.empty()) os << " -> " << describe(l.out);
     if (l.left_alone) os << "  (left alone)";
+    if (int64_t bytes = l.widened_bytes()) os << "  (f32 out of 16 bits, " << bytes << " bytes)";
+    if (l.in_backward) os << "  (backward)";
     os << '\n';
   }
-  return os << t.lines.size() << " operators, " << t.casts() << " casts\n";
+  os << t.lines.size() << " operators, " << t.casts() << " casts";
+  if (int64_t bytes = t.widened_bytes()) os << ", " << bytes << " bytes of f32 out of 16 bits";
+  return os << '\n';
 }
 
 Watching::Watching(Watcher& w) : scope_(Layer::profile, true), saved_(thread_state().slot[profile_slot]) {

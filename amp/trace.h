@@ -10,10 +10,13 @@
 
 namespace halftone::amp {
 
-struct TraceLine {
+struct HT_API TraceLine {
   std::string op;
   std::vector<Meta> in, out;
   bool left_alone = false;  // autocast was on and its policy is keep
+  bool in_backward = false;
+  // Of the f32 results that forward makes out of 16 bits, one number apart: what an island of f32 costs in memory.
+  int64_t widened_bytes() const;
 };
 class HT_API Trace {
  public:
@@ -21,6 +24,7 @@ class HT_API Trace {
   // How many casts ran.
   int64_t casts() const;
   int64_t count(std::string_view op) const;
+  int64_t widened_bytes() const;
 };
 HT_API std::ostream& operator<<(std::ostream& os, const Trace& t);
 

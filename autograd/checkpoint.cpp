@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "halftone/autograd/node.h"
-#include "halftone/core/random.h"
 #include "halftone/ops/copy.h"
+#include "halftone/ops/random.h"
 
 namespace halftone {
 namespace {
@@ -20,28 +20,6 @@ struct OpenSegment {
   Segment* outer;
 };
 
-// A generator's numbers on some devices from a noted place on, for the guard's lifetime. All of it happens on the devices.
-class SameNumbers {
- public:
-  explicit SameNumbers(const std::vector<Tensor>& noted) {
-    NoGrad off;
-    LayerScope kernels_only(0);
-    for (auto& n : noted) {
-      live_.push_back(generator().state(n.device()));
-      now_.push_back(live_.back().clone());
-      live_.back().copy_(n);
-    }
-  }
-  ~SameNumbers() {
-    LayerScope kernels_only(0);
-    for (size_t i = 0; i < live_.size(); ++i) live_[i].copy_(now_[i]);
-  }
-  SameNumbers(const SameNumbers&) = delete;
-
- private:
-  std::vector<Tensor> live_, now_;
-};
-
 }  // namespace
 
 class Segment : public std::enable_shared_from_this<Segment> {
@@ -54,7 +32,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
     std::vector<Device> devices{Device::cpu()};
     for (auto& t : inputs_)
       if (std::find(devices.begin(), devices.end(), t.device()) == devices.end()) devices.push_back(t.device());
-    for (auto& d : devices) random_.push_back(generator().state(d).clone());
+    for (auto& d : devices) random_.push_back(draw_key(d, 0));
   }
 
   void add(std::shared_ptr<Node> n) { nodes_.push_back(std::move(n)); }
@@ -83,7 +61,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
       InstallThreadState then(state_);
       thread_state().capture = capture;
       thread_state().forbid_sync = forbid_sync;
-      SameNumbers numbers(random_);
+      thread_state().generator = std::make_shared<Generator>(random_);  // the numbers of the first run; other threads' go on
       OpenSegment open(&second);
       again_();
     }

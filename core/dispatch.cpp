@@ -116,6 +116,7 @@ Tensor call(const OpDef& op, Tensors in, const Attrs& attrs) { return std::move(
 
 Tensors call_all_into(const OpDef& op, Tensors in, const Attrs& attrs, Tensors out) {
   Call c{.op = &op, .in = std::move(in), .attrs = attrs, .out = std::move(out)};
+  if (thread_state().on(Layer::autocast)) autocast_passed_by(c);
   LayerScope kernel_only(static_cast<uint8_t>(thread_state().layers & (1u << static_cast<int>(Layer::profile))));
   return dispatch(c);
 }

@@ -42,8 +42,9 @@ class Attrs {
 // What autocast does to the floating-point arguments of an operator.
 //   keep    nothing: it runs in the dtype it is given        lower   cast to the region's 16-bit dtype
 //   full    cast to f32                                      widest  cast all to the widest among them
+//   total   nothing, but a result that is one number is f32: it may be a loss
 //   banned  refuse f16, with the cure in `OpDef::doc`'s place `ban` (bf16 is allowed)
-enum class Cast : uint8_t { unset, keep, lower, full, widest, banned };
+enum class Cast : uint8_t { unset, keep, lower, full, widest, total, banned };
 
 // Which inputs and outputs of a call the tape holds until backward: bit i for input or output i.
 struct Saves { uint32_t in = 0, out = 0; };
@@ -125,6 +126,7 @@ struct OpDef {
   bool deterministic[num_device_types] = {true, true};
   bool any_device = false;                        // inputs may live on different devices
   const char* ban = nullptr;                      // Cast::banned: what to use instead
+  Attrs (*in_f32)(const Attrs&) = nullptr;        // Cast::total: attributes for an f32 result; null: the arguments are cast
   std::vector<Sample> (*samples)() = nullptr;
   Kernel kernel[num_device_types] = {};           // filled by the backends
 
@@ -136,7 +138,8 @@ HT_API Tensors dispatch(Call& call);
 // The result of a call with one output.
 HT_API Tensor call(const OpDef& op, Tensors in, const Attrs& attrs = {});
 HT_API Tensors call_all(const OpDef& op, Tensors in, const Attrs& attrs = {});
-// As call, into a given tensor of the right shape and dtype. Not recorded: for kernels' callers and fused backward rules.
+// As call, into a given tensor of the right shape and dtype. Neither recorded nor autocast: for kernels' callers and fused
+// backward rules. A strict region refuses arguments that it would have cast.
 HT_API Tensor call_into(const OpDef& op, Tensors in, const Attrs& attrs, const Tensor& out);
 // The same for several results; where no tensor is given, memory is allocated.
 HT_API Tensors call_all_into(const OpDef& op, Tensors in, const Attrs& attrs, Tensors out);
@@ -152,6 +155,10 @@ HT_API void set_kernel(OpDef& op, DeviceType type, Kernel kernel);
 Tensors autocast_layer(Call& call);
 Tensors autograd_layer(Call& call);
 Tensors profile_layer(Call& call);
+// What the autocast layer would not see, and a strict region refuses: operands of which one has 16 bits and which become f32
+// before the call; a call into given tensors, whose arguments stay as they are.
+void autocast_climbs(const OpDef& op, std::span<const Tensor> operands);
+void autocast_passed_by(const Call& call);
 // The library's own operators: one constant table, in ops/all.cpp.
 std::span<OpDef* const> library_ops();
 

@@ -1,6 +1,7 @@
 // Generators: seeds, and their state on each device.
 #include "halftone/core/random.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -19,6 +20,10 @@ namespace {
 
 void write_state(const Tensor& t, uint64_t seed) {
   int64_t values[2] = {static_cast<int64_t>(seed), 0};
+  if (t.device().type == DeviceType::cpu) {  // whose draws on other threads go on meanwhile
+    for (int i : {0, 1}) std::atomic_ref(t.data<int64_t>()[i]).store(values[i], std::memory_order_relaxed);
+    return t.bump_version();
+  }
   backend(t.device().type).copy(t.raw_data(), t.device(), values, Device::cpu(), sizeof values);
   t.bump_version();
 }
@@ -31,6 +36,10 @@ const std::shared_ptr<Generator>& process_generator() {
 }  // namespace
 
 Generator::Generator(uint64_t seed) : states_(new States{.lock = {}, .seed = seed, .of_device = {}}) {}
+Generator::Generator(const std::vector<Tensor>& states) : Generator(uint64_t{0}) {
+  LayerScope kernels_only(0);
+  for (auto& t : states) states_->of_device[{static_cast<int>(t.device().type), t.device().index}] = t.clone();
+}
 Generator::~Generator() = default;
 
 void Generator::seed(uint64_t seed) {

@@ -3,6 +3,7 @@
 // a draw is a pure function of (seed, offset, i), so every backend gives the same values and any layout may be parallel.
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "halftone/core/hd.h"
 #include "halftone/core/tensor.h"
@@ -30,10 +31,14 @@ HT_HD inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t stream = 0
 HT_HD inline float uniform01(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
 
 // A stream of random numbers: {seed, offset} kept on each device that draws from it, as an i64 tensor of two elements.
-// Drawing n numbers advances that device's offset by ceil(n / 4).
+// Drawing n numbers advances that device's offset by ceil(n / 4). Threads may draw from one generator, and seed it: a draw
+// takes numbers of its own, in the order in which draws come (on a GPU, those of one stream). What must be the same on every
+// run, or be computed again by a checkpoint, takes a generator of the thread: ThreadState::generator.
 class HT_API Generator {
  public:
   explicit Generator(uint64_t seed);
+  // Goes on from copies of these states, of one device each.
+  explicit Generator(const std::vector<Tensor>& states);
   ~Generator();
   void seed(uint64_t seed);
   uint64_t seed() const;

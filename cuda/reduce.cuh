@@ -264,7 +264,7 @@ template <class Op> void run_reduce(const Call& c, std::span<Tensor> out) {
   auto d = c.as<reduce::Dims>();
   visit<Op::types>(c.in[0].dtype(), [&]<class T>(Type<T>) {
     using Y = typename Op::template Result<T>;
-    if constexpr (std::same_as<Op, reduce::Sum> && is_16bit<T>)
+    if constexpr (reduce::may_be_wide<Op> && is_16bit<T>)
       if (d.wide) return reduce(Op::name, Plain<Op, T, float>{}, c.in[0], d.dims, out[0].data<float>());
     reduce(Op::name, Plain<Op, T, Y>{}, c.in[0], d.dims, out[0].data<Y>());
   });

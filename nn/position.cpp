@@ -43,9 +43,10 @@ Tensor RotaryEmbedding::forward(const Tensor& x, int64_t offset) {
   HT_CHECK(x.rank() >= 2 && x.size(-1) == width && is_floating(x.dtype()), "RotaryEmbedding: expected [..., t, ", width,
            "] of a floating dtype, got ", x.meta());
   HT_CHECK(offset >= 0, "RotaryEmbedding: expected an offset of 0 or more, got ", offset);
-  auto [s, c] = table_.rows(offset, x.size(-2), x.dtype() == DType::f64 ? DType::f64 : DType::f32, x.device());
-  Tensor a = interleaved_ ? slice(x, -1, 0, width, 2) : narrow(x, -1, 0, half);
-  Tensor b = interleaved_ ? slice(x, -1, 1, width, 2) : narrow(x, -1, half, half);
+  DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  auto [s, c] = table_.rows(offset, x.size(-2), wide, x.device());
+  Tensor a = (interleaved_ ? slice(x, -1, 0, width, 2) : narrow(x, -1, 0, half)).to(wide);
+  Tensor b = (interleaved_ ? slice(x, -1, 1, width, 2) : narrow(x, -1, half, half)).to(wide);
   Tensor left = (a * c - b * s).to(x.dtype()), right = (b * c + a * s).to(x.dtype());  // 16-bit ones are rounded once
   return interleaved_ ? stack({left, right}, -1).reshape(x.shape()) : cat({left, right}, -1);
 }

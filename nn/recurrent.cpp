@@ -19,7 +19,8 @@ LSTMState tanh_step(const Tensor& x, const Tensor& h, const LSTMState&) { return
 LSTMState relu_step(const Tensor& x, const Tensor& h, const LSTMState&) { return {relu(x + h), {}}; }
 LSTMState lstm_step(const Tensor& x, const Tensor& h, const LSTMState& s) {
   auto gate = chunk(x + h, 4, -1);
-  Tensor c = sigmoid(gate[1]) * s.c + sigmoid(gate[0]) * tanh(gate[2]);
+  DType wide = s.c.dtype();
+  Tensor c = sigmoid(gate[1]).to(wide) * s.c + (sigmoid(gate[0]) * tanh(gate[2])).to(wide);
   return {sigmoid(gate[3]) * tanh(c).to(x.dtype()), c};
 }
 LSTMState gru_step(const Tensor& x, const Tensor& h, const LSTMState& s) {

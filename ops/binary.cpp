@@ -26,7 +26,7 @@ void check_fits(const OpDef& op, Scalar s, DType t) {
 
 DType meeting_dtype(const OpDef& op, DTypes allowed, std::initializer_list<const Operand*> operands) {
   std::optional<DType> of_arrays, of_scalars;
-  bool fraction = false, beyond_bool = false;
+  bool fraction = false, beyond_bool = false, low = false;
   for (auto* o : operands) {
     if (!o->is_tensor()) {
       Scalar s = o->scalar();
@@ -37,6 +37,7 @@ DType meeting_dtype(const OpDef& op, DTypes allowed, std::initializer_list<const
     HT_CHECK(o->tensor().defined(), op.name, ": a tensor is undefined");
     auto& t = o->tensor().rank() > 0 ? of_arrays : of_scalars;
     t = t ? promote(*t, o->tensor().dtype()) : o->tensor().dtype();
+    low |= o->tensor().rank() > 0 && is_16bit_dtype(o->tensor().dtype());
   }
   HT_CHECK(of_arrays || of_scalars, op.name, ": expected at least one tensor, got ", operands.size() == 2 ? "two" : "only", " numbers");
   DType t = of_arrays.value_or(of_scalars.value_or(DType::f32));
@@ -45,6 +46,11 @@ DType meeting_dtype(const OpDef& op, DTypes allowed, std::initializer_list<const
   if (t == DType::b8 && (beyond_bool || !contains(allowed, t)) && contains(allowed, DType::i64)) t = DType::i64;
   if (!contains(allowed, t)) t = DType::f32;
   for (auto* o : operands) if (!o->is_tensor()) check_fits(op, o->scalar(), t);
+  if (low && t == DType::f32 && thread_state().on(Layer::autocast)) {
+    Tensors tensors;
+    for (auto* o : operands) if (o->is_tensor()) tensors.push_back(o->tensor());
+    autocast_climbs(op, tensors);
+  }
   return t;
 }
 

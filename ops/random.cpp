@@ -16,7 +16,7 @@ namespace {
 // Reserves the blocks that n numbers take; returns {seed, first block}.
 std::pair<uint64_t, uint64_t> reserve(const Tensor& state, int64_t n) {
   int64_t* s = state.data<int64_t>();
-  return {static_cast<uint64_t>(s[0]), static_cast<uint64_t>(std::atomic_ref(s[1]).fetch_add((n + 3) / 4))};
+  return {static_cast<uint64_t>(std::atomic_ref(s[0]).load()), static_cast<uint64_t>(std::atomic_ref(s[1]).fetch_add((n + 3) / 4))};
 }
 
 template <bool normal> void run_draw(const Call& c, std::span<Tensor>) {

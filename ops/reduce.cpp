@@ -121,7 +121,7 @@ template <class T, class Y, class Op> void run_as(const Op& op, const Tensor& x,
 template <class Op> void run_cpu(const Call& c, std::span<Tensor> out) {
   auto d = c.as<Dims>();
   visit<Op::types>(c.in[0].dtype(), [&]<class T>(Type<T>) {
-    if constexpr (std::same_as<Op, Sum> && is_16bit<T>)
+    if constexpr (may_be_wide<Op> && is_16bit<T>)
       if (d.wide) return run_as<T, float>(Op{}, c.in[0], d.dims, out[0]);
     run_as<T, typename Op::template Result<T>>(Op{}, c.in[0], d.dims, out[0]);
   });

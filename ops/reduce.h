@@ -15,7 +15,7 @@ namespace halftone {
 
 namespace reduce {
 
-// Which dimensions go (bit d for dimension d), whether they stay as size 1, and whether a sum of 16-bit elements
+// Which dimensions go (bit d for dimension d), whether they stay as size 1, and whether a sum or mean of 16-bit elements
 // stays in the f32 it accumulated in.
 struct Dims { uint32_t dims = 0; bool keepdim = false, wide = false; };
 // The same for var and std, with what the divisor lacks of n; and for norm, with its p.
@@ -32,7 +32,7 @@ HT_API int64_t count(const Shape& x, uint32_t dims);
 
 struct Sum {
   static constexpr auto name = "sum", doc = "the sum over dimensions; of integers and bool, in i64";
-  static constexpr Cast cast = Cast::keep;
+  static constexpr Cast cast = Cast::total;
   static constexpr Saves saves = saves_none;
   static constexpr DTypes types = all_types;
   template <class T> using Result = std::conditional_t<std::integral<T>, int64_t, T>;
@@ -45,7 +45,7 @@ struct Sum {
 };
 struct Mean {
   static constexpr auto name = "mean", doc = "the mean over dimensions; of nothing, NaN";
-  static constexpr Cast cast = Cast::keep;
+  static constexpr Cast cast = Cast::total;
   static constexpr Saves saves = saves_none;
   static constexpr DTypes types = floating_types;
   template <class T> using Result = T;
@@ -207,6 +207,8 @@ template <class Op> DType result_dtype(DType t) {
 }
 // A sum or mean of nothing has a value; a maximum of nothing has none.
 template <class Op> inline constexpr bool has_identity = !requires { Op::chooses; };
+// Whether Dims::wide counts.
+template <class Op> inline constexpr bool may_be_wide = Op::cast == Cast::total;
 // Elements as samples need them; a dtype that is the only one is named.
 template <class Op> SampleInput sample_values() {
   if (Op::types == only(DType::b8)) return {.shape = {}, .low = 0, .high = 2, .dtype = DType::b8, .differentiable = false};
@@ -227,6 +229,12 @@ template <class Op> constexpr OpDef describe() {
       return {Op::df(s.in & 1u ? r.in() : Tensor(), s.out & 1u ? restore_dims(r.out(), x, dims) : Tensor(), restore_dims(r.grad(), x, dims), x)};
     };
   for (auto& t : d.dtypes) t = Op::types;
+  if constexpr (may_be_wide<Op>)
+    d.in_f32 = [](const Attrs& a) {
+      auto wide = a.as<Dims>();
+      wide.wide = true;
+      return Attrs::of(wide);
+    };
   d.samples = [] { return samples(has_identity<Op>, sample_values<Op>()); };
   return d;
 }

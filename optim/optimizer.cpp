@@ -6,6 +6,7 @@
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/capture.h"
 #include "halftone/core/shadow.h"
+#include "halftone/core/warning.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/update.h"
@@ -163,10 +164,23 @@ void Optimizer::regroup(ParameterGroup& group, const std::vector<Tensor>& grads)
     if (!without.empty()) result.push_back({own(c.steps), own(c.memory), std::move(without)});
   }
   if (!fresh.members.empty()) {
+    warn_of_rounding(group, fresh.members);
     start(fresh, 0, group.params[fresh.members[0]].device());
     result.push_back(std::move(fresh));
   }
   group.cohorts = std::move(result);
+}
+
+// Once, of the first parameter that loses small updates.
+void Optimizer::warn_of_rounding(const ParameterGroup& group, const std::vector<size_t>& members) {
+  for (size_t i : members) {
+    const Tensor& p = group.params[i];
+    if (warned_ || !is_16bit_dtype(p.dtype()) || masters_ || (rounding_.stochastic && p.dtype() == DType::bf16)) continue;
+    warned_ = true;
+    warn(text::cat(class_name_, ": parameter ", i, " ", p.meta(), " has 16 bits and no master weight: updates below ", p.dtype() == DType::f16 ? "1/2048" : "1/256",
+                   " of a weight are rounded away. Call use_master_weights()", p.dtype() == DType::bf16 ? " or use_stochastic_rounding()" : "",
+                   ", or keep weights in f32 and use amp::Autocast"));
+  }
 }
 
 void Optimizer::start(Cohort& c, int64_t steps, Device device) const {
@@ -208,6 +222,17 @@ void Optimizer::step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>&
 }
 
 void Optimizer::run(size_t, Call& call, int) { dispatch(call); }
+
+void Optimizer::set_master(const Tensor& parameter, const Tensor& value) {
+  NoGrad off;
+  HT_CHECK(parameter.defined() && value.defined(), class_name_, ": set_master: a tensor is undefined");
+  HT_CHECK(keeps_master(parameter), class_name_, ": set_master: ", parameter.meta(), " has no master weight; only 16-bit parameters have, after use_master_weights()");
+  HT_CHECK(value.shape() == parameter.shape(), class_name_, ": set_master: expected a value ", parameter.shape(), ", got ", value.meta());
+  for (auto& g : groups_)
+    for (size_t i = 0; i < g.params.size(); ++i)
+      if (g.params[i].body() == parameter.body()) return load_master(g, i, &value);
+  throw Error(text::cat(class_name_, ": set_master: ", parameter.meta(), " is no parameter of this optimizer"));
+}
 
 // The parameter follows its master, so that the order in which model and optimizer are loaded does not matter.
 void Optimizer::load_master(ParameterGroup& group, size_t i, const Tensor* loaded) {

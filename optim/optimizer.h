@@ -45,7 +45,7 @@ class HT_API Optimizer {
 
   // f16 and bf16 parameters are updated in f32 copies that the optimizer keeps, and rounded from them in the same kernel; their
   // gradients may be f16, too: a scaler unscales them on the way. A parameter that was written by others (loaded weights)
-  // is taken over. Before the first step.
+  // is taken over. Before the first step. An optimizer of 16-bit parameters without masters warns at its first step.
   void use_master_weights(bool on = true);
   // bf16 parameters without masters are rounded at random, up with the odds of the distance from below, so that updates
   // smaller than half a unit count in the mean (Gupta et al., "Deep learning with limited numerical precision", 2015).
@@ -53,6 +53,8 @@ class HT_API Optimizer {
   bool keeps_master(const Tensor& parameter) const { return masters_ && is_16bit_dtype(parameter.dtype()); }
   // The f32 copy of a parameter; undefined while there is none.
   Tensor master(const Tensor& parameter) const;
+  // Writes f32 values into the copy, and their rounding into the parameter, which must have masters.
+  void set_master(const Tensor& parameter, const Tensor& value);
 
   // `f` runs at the end of every step for each group, with its rate and the step's found_inf (undefined where there is none),
   // until it returns false. It must not ask the host: schedules and averages.
@@ -103,13 +105,14 @@ class HT_API Optimizer {
   void step_cohort(size_t g, Cohort& cohort, const std::vector<Tensor>& grads, const StepControls& controls);
   void start(Cohort& cohort, int64_t steps, Device device) const;
   void regroup(ParameterGroup& group, const std::vector<Tensor>& grads);
+  void warn_of_rounding(const ParameterGroup& group, const std::vector<size_t>& members);
 
   std::unique_ptr<int> id_ = std::make_unique<int>(0);
   const Tensor& current_master(ParameterGroup& group, size_t i);
   void load_master(ParameterGroup& group, size_t i, const Tensor* loaded);
 
   const char* class_name_;
-  bool masters_ = false;
+  bool masters_ = false, warned_ = false;
   std::vector<AfterStep> after_step_;
   update::Rounding rounding_;
   std::vector<const char*> state_names_;

@@ -423,5 +423,21 @@ TEST_CASE("a trace shows what ran in which dtype, and what was left alone") {
   for (auto& l : t.lines)
     if (l.op == "matmul") found = l.out[0].dtype == f32 && l.in[0].dtype == bf16;
   CHECK(found);
+  CHECK(std::count_if(t.lines.begin(), t.lines.end(), [](auto& l) { return l.in_backward; }) >= 3);
   CHECK_FALSE(thread_state().on(Layer::profile));
+}
+
+TEST_CASE("a trace shows what islands of f32 cost in memory") {
+  Tensor x = ones({4, 8}, {.dtype = bf16, .requires_grad = true});
+  amp::Trace t = amp::trace([&] {
+    Autocast region({.dtype = bf16});
+    Tensor h = relu(x);
+    nn::PrecisionIsland stable{nn::Lambda([](const Tensor& v) { return v * 2; }), f32};
+    (stable(h).mean() + exp(h).mean()).backward();
+  });
+  CHECK(t.widened_bytes() == 2 * 4 * 8 * 4);  // the island's cast, and that of exp; backward does not count, nor do numbers
+  std::ostringstream os;
+  os << t;
+  CHECK_THAT(os.str(), Catch::Contains("cast  bf16[4, 8] -> f32[4, 8]  (f32 out of 16 bits, 128 bytes)\n") && Catch::Contains("  (backward)\n") &&
+                         Catch::Contains(" casts, 256 bytes of f32 out of 16 bits\n"));
 }

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <set>
@@ -142,6 +143,58 @@ TEST_CASE("a thread's state is taken along and given back") {
     CHECK_NOTHROW(check_may_sync("test"));
   }).join();
   CHECK_FALSE(amp::is_autocast_enabled());
+}
+
+TEST_CASE("eight threads may draw from the process's generator, seed it and compute segments again") {
+  constexpr int n = 8, draws = 200;
+  auto together = [](auto f) {
+    std::vector<std::thread> all;
+    for (int t = 0; t < n; ++t) all.emplace_back([&f, t] { f(t); });
+    for (auto& t : all) t.join();
+  };
+  // Each draw has numbers of its own, and all of them are the stream's.
+  manual_seed(7);
+  std::vector<float> expected = rand({n * draws * 4}).to_vector<float>();
+  manual_seed(7);
+  std::vector<std::vector<float>> drawn(n);
+  together([&](int t) {
+    for (int i = 0; i < draws; ++i) for (float v : rand({4}).to_vector<float>()) drawn[size_t(t)].push_back(v);
+  });
+  std::vector<float> all;
+  for (auto& d : drawn) all.insert(all.end(), d.begin(), d.end());
+  std::sort(all.begin(), all.end());
+  std::sort(expected.begin(), expected.end());
+  CHECK((all == expected));
+  // A segment that is computed again takes its first numbers, while others go on: none comes twice.
+  manual_seed(7);
+  std::vector<std::set<int64_t>> places(n);
+  std::atomic<int> wrong = 0;
+  together([&](int t) {
+    for (int i = 0; i < draws; ++i) {
+      if (t % 2 == 0) {
+        int64_t place = draw_key(Device::cpu(), 4).data<int64_t>()[1];
+        wrong += !places[size_t(t)].insert(place).second;
+        continue;
+      }
+      Tensor x = ones({16}, {.requires_grad = true});
+      checkpoint([](const Tensor& v) { return dropout(v, 0.5); }, x).sum().backward();
+    }
+  });
+  std::set<int64_t> once;
+  for (auto& p : places) once.insert(p.begin(), p.end());
+  CHECK(wrong == 0);
+  CHECK(once.size() == n / 2 * draws);
+  // Seeding meanwhile.
+  together([&](int t) {
+    for (int i = 0; i < draws; ++i) {
+      if (t == 0) manual_seed(uint64_t(i));
+      for (float v : rand({4}).to_vector<float>()) wrong += !(v >= 0 && v < 1);
+      randint(0, 5, {3});
+      randn({5});
+      bernoulli(full({3}, 0.5));
+    }
+  });
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("a new thread begins with nothing on") {

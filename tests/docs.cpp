@@ -17,6 +17,7 @@ const char* policy_name(Cast c) {
     case Cast::lower: return "lower";
     case Cast::full: return "full";
     case Cast::widest: return "widest";
+    case Cast::total: return "total";
     case Cast::banned: return "banned";
     default: return "unset";
   }
@@ -37,7 +38,7 @@ std::string policies() {
     list += (list.empty() ? "`" : " `") + std::string(op->name) + "`";
   }
   std::string text = "| policy | operators |\n| --- | --- |\n";
-  for (auto& policy : {"lower", "full", "widest", "banned", "keep"})
+  for (auto& policy : {"lower", "full", "widest", "total", "banned", "keep"})
     if (names.contains(policy)) text += text::cat("| `", policy, "` | ", names[policy], " |\n");
   return text;
 }

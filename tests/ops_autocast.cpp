@@ -22,6 +22,13 @@ Tensors by_hand(Cast policy, const Tensors& in, DType low) {
   return out;
 }
 
+// Policy total makes a result of one number f32.
+bool gives_total(const OpDef& op, const Tensors& in, const Attrs& attrs) {
+  if (op.cast != Cast::total) return false;
+  Call c{.op = &op, .in = in, .attrs = attrs, .out = {}};
+  return op.infer(c)[0].shape.rank() == 0;
+}
+
 // Some arguments f32, some 16-bit: only where the policy makes them alike.
 enum class Mix { f32, low, mixed };
 DType mixed_dtype(Mix m, DType low, size_t k) { return m == Mix::f32 || (m == Mix::mixed && k % 2 == 1) ? DType::f32 : low; }
@@ -70,7 +77,9 @@ TEST_CASE("every operator under autocast follows its policy, bit for bit, gradie
           amp::Autocast region({.dtype = low});
           got = results(op, a.in, s.attrs);
         }
-        expected = results(op, by_hand(op.cast, b.in, low), s.attrs);
+        bool total = gives_total(op, b.in, s.attrs);
+        expected = results(op, by_hand(op.cast, b.in, low), total ? op.in_f32(s.attrs) : s.attrs);
+        if (total) CHECK(expected[0].dtype() == DType::f32);
         CHECK(same_bits(got, expected));
         CHECK(same_bits(a.gradients(got), b.gradients(expected)));
         for (auto& l : a.leaves) if (l.grad().defined()) CHECK(l.grad().dtype() == l.dtype());
@@ -93,6 +102,7 @@ TEST_CASE("the dtype of a result under autocast is its policy's") {
       switch (op.cast) {
         case Cast::lower: CHECK((from_f32 == low && from_low == low)); break;
         case Cast::full: CHECK((from_f32 == DType::f32 && from_low == DType::f32)); break;
+        case Cast::total: CHECK((from_f32 == DType::f32 && from_low == (gives_total(op, make_inputs(s, low), s.attrs) ? DType::f32 : low))); break;
         default: CHECK((from_f32 == DType::f32 && from_low == low));
       }
     }

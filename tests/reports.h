@@ -64,6 +64,20 @@ struct Batch {
   Tensor x, target;
 };
 
+// Keeps what is warned of while it lives.
+class Warnings {
+ public:
+  Warnings() : before_(set_warning_handler([this](const std::string& text) { texts_.push_back(text); })) {}
+  ~Warnings() { set_warning_handler(before_); }
+  Warnings(const Warnings&) = delete;
+  // Those since the last call.
+  std::vector<std::string> taken() { return std::exchange(texts_, {}); }
+
+ private:
+  std::vector<std::string> texts_;
+  WarningHandler before_;
+};
+
 // ---- for scalers and optimizers
 
 constexpr float inf = std::numeric_limits<float>::infinity(), nan_ = std::numeric_limits<float>::quiet_NaN();

@@ -156,12 +156,46 @@ TEST_CASE("report_4: a chain of linear layers stays in 16 bits, whatever numbers
   });
 }
 
-// Arithmetic promotes its operands before autocast sees them, so that a strict region says nothing yet.
-TEST_CASE("report_4: a strict region names the sum with an f32 vector that climbs back to f32", "[!shouldfail]") {
+TEST_CASE("report_4: a strict region names the sum with an f32 vector that climbs back to f32") {
   everywhere([](Device d, DType t) {
-    Tensor h = ones({3, 8}, {.dtype = t, .device = d}), bias = ones({8}, {.device = d});
+    Tensor h = ones({3, 8}, {.dtype = t, .device = d}), bias = ones({8}, {.device = d}), other = ones({8}, {.dtype = other_than(t), .device = d});
     Autocast region({.dtype = t, .strict = true});
-    CHECK_THROWS_WITH(h + bias, Contains("add: runs in f32 inside a strict"));
+    auto refused = [&](const char* op, DType wide) {
+      return Contains(text::cat(op, ": runs in f32 inside a strict ", t, " region because an input [8] (", wide, ") is ", wide));
+    };
+    CHECK_THROWS_WITH(h + bias, refused("add", f32));
+    CHECK_THROWS_WITH(bias - h, refused("sub", f32));
+    CHECK_THROWS_WITH(h * other, refused("mul", other_than(t)));  // f16 with bf16 is f32
+    CHECK_THROWS_WITH(maximum(h, bias), refused("maximum", f32));
+    CHECK_THROWS_WITH(lerp(h, bias, 0.5), refused("lerp", f32));
+    CHECK_THROWS_WITH(clamp(h, bias, 2.0), refused("clamp", f32));
+    CHECK_THROWS_WITH(where(gt(h, 0), h, bias), refused("where", f32));
+    CHECK(pow(h, bias).dtype() == f32);  // by its policy, not by its arguments
+    CHECK((bias + bias).dtype() == f32);
+    Autocast island({.enabled = false});
+    CHECK((h + bias).dtype() == f32);
+  });
+}
+
+TEST_CASE("report_4: modules keep their promise in a strict region: nothing in them climbs") {
+  everywhere([](Device d, DType t) {
+    manual_seed(4);
+    auto strict = [&](auto&& module, const Tensor& x) {
+      module.to(d);
+      Autocast region({.dtype = t, .strict = true});
+      Tensor y = module(x);
+      CHECK(y.dtype() == t);
+      y.to(f32).sum().backward();
+    };
+    Tensor image = randn({2, 4, 6, 6}, {.device = d}).to(t), sequence = randn({5, 2, 8}, {.device = d});
+    strict(nn::Sequential{nn::Conv2d(4, 6, 3), nn::BatchNorm2d(6), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(), nn::Linear(24, 3)}, image);
+    strict(nn::Sequential{nn::GroupNorm(2, 4), nn::Conv2d(4, 4, 1), nn::SiLU(), nn::AdaptiveAvgPool2d(1)}, image);
+    strict(nn::Sequential{nn::Linear(8, 8), nn::LayerNorm(8), nn::GELU(), nn::RMSNorm(8), nn::Dropout(0.5)}, sequence);
+    strict(nn::TransformerEncoderLayer(8, 2, {.feedforward = 16}), sequence.to(t));
+    strict(nn::Sequential{nn::PositionalEncoding(8), nn::RotaryEmbedding(8), nn::Linear(8, 3)}, sequence.to(t));
+    strict(nn::LSTM(8, 4), sequence);
+    strict(nn::GRU(8, 4), sequence);
+    strict(nn::RNN(8, 4), sequence);
   });
 }
 
@@ -304,31 +338,54 @@ TEST_CASE("report_38: what is written in place keeps its dtype, in a region as o
   tests::report("csarofeen/pytorch#672");
   everywhere([](Device d, DType t) {
     for (bool enabled : {true, false})
-      for (bool strict : {false, true})  // ours: no form in place is reported, for it climbs nowhere
+      for (bool strict : {false, true})
         for (DType a : {f32, f16, bf16})
           for (DType b : {f32, f16, bf16}) {
             INFO(str(a) << " += " << str(b) << ", region " << enabled << ", strict " << strict);
             auto of = [&](double v, DType type) { return full({5}, v, {.dtype = type, .device = d}); };
             Tensor y = of(2, b);
-            Autocast region({.dtype = t, .enabled = enabled, .strict = strict && a == b});
+            Autocast region({.dtype = t, .enabled = enabled, .strict = strict});
             auto check = [&](Tensor x, double expected) {
               CHECK(x.dtype() == a);
               CHECK(all_are(x, expected));
             };
+            check(of(3, a).add_(0.5), 3.5);
+            check(of(3, a).mul_(4), 12);
+            check(of(3, a).copy_(y), 2);
+            check(of(3, a).fill_(1.0), 1);
+            if (enabled && strict && a != b) {  // met in f32, and rounded after
+              CHECK_THROWS_WITH(of(3, a).add_(y), Contains("add: runs in f32 inside a strict"));
+              CHECK_THROWS_WITH(of(3, a).add_(y, -0.5), Contains("addcmul: runs in f32 inside a strict"));
+              CHECK_THROWS_WITH(of(3, a).mul_(y), Contains("mul: runs in f32 inside a strict"));
+              CHECK_THROWS_WITH(of(3, a).lerp_(y, 0.5), Contains("lerp: runs in f32 inside a strict"));
+              continue;
+            }
             check(of(3, a).add_(y), 5);
             check(of(3, a).add_(y, -0.5), 2);
             check(of(3, a).mul_(y), 6);
-            check(of(3, a).add_(0.5), 3.5);
-            check(of(3, a).mul_(4), 12);
             check(of(3, a).lerp_(y, 0.5), 2.5);
-            check(of(3, a).copy_(y), 2);
-            check(of(3, a).fill_(1.0), 1);
             Tensor x = of(3, a);
             x.slice(0, 1, 3).add_(y.slice(0, 0, 2));
             CHECK(values(x) == std::vector<double>{3, 5, 5, 3, 3});
             if (a == b) continue;
             CHECK_THROWS_WITH(call_into(*find_op("add"), {y, y}, {}, of(0, a)), Contains("the tensor given for it is [5] (" + str(a) + ")"));
           }
+    // A call into a given tensor runs in the dtypes that it is given. A strict region refuses one that autocast would have cast for.
+    Tensor wide = ones({4, 4}, {.device = d}), low = wide.to(t), into = zeros({4, 4}, {.device = d}), narrow = zeros({4, 4}, {.dtype = t, .device = d});
+    {
+      Autocast region({.dtype = t});
+      CHECK(all_are(call_into(*find_op("exp"), {low}, {}, narrow), rounded(std::exp(1.), t)));
+      CHECK(call_into(*find_op("atan2"), {wide, wide}, binary::attrs_with<binary::Atan2>({}), into).dtype() == f32);
+    }
+    {
+      Autocast region({.dtype = t, .strict = true});
+      CHECK_THROWS_WITH(call_into(*find_op("exp"), {low}, {}, narrow),
+                        text::cat("exp: writes into a given tensor inside a strict ", t, " region, and autocast, which would cast an input [4, 4] (", t,
+                                  ") to f32, does not see it; cast it, or call the operator without a destination"));
+      CHECK_NOTHROW(call_into(*find_op("exp"), {wide}, {}, into));
+      CHECK_THROWS_WITH(call_into(*find_op("matmul"), {wide, wide}, Attrs::of(MatmulAttrs{}), into), Contains("would cast an input [4, 4] (f32) to " + str(t)));
+      CHECK_NOTHROW(call_into(*find_op("matmul"), {low, low}, Attrs::of(MatmulAttrs{}), narrow));
+    }
     // A sum that would round twice is rounded once: 2048 + 1 + 0.5 in f16.
     Tensor h = full({1}, t == f16 ? 2048 : 256, {.dtype = t, .device = d});
     Autocast region({.dtype = t});

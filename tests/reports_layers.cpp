@@ -328,3 +328,56 @@ TEST_CASE("report_46: gradients of embedding, resize, gather and index operators
     }
   });
 }
+
+// ---- recurrent layers
+
+TEST_CASE("report_58: weights of recurrent layers are cast once, and calls after the first allocate nothing that stays") {
+  tests::report("pytorch#36428");
+  everywhere([](Device d, DType t) {
+    auto check = [&](auto net) {
+      net.to(d);
+      Tensor x = randn({5, 3, 8}, {.device = d}), low = x.to(t);
+      auto casts_of_weights = [&](const auto& f) {
+        amp::Trace trace = amp::trace(f);
+        int64_t n = 0;
+        for (auto& l : trace.lines)
+          for (auto& p : net.parameters()) if (l.op == "cast" && l.in[0].dtype == f32 && l.in[0].shape == p.shape()) { ++n; break; }
+        return n;
+      };
+      auto infer = [&] {
+        NoGrad off;
+        Autocast region({.dtype = t});
+        return net(low);
+      };
+      CHECK(casts_of_weights(infer) == int64_t(net.parameters().size()));  // one each: cell by cell and step by step they are used again
+      int64_t after_one = memory_stats(d).allocated;
+      Tensor first = infer(), y;
+      int64_t held = memory_stats(d).allocated - after_one;
+      CHECK(casts_of_weights([&] { for (int i = 0; i < 10; ++i) y = infer(); }) == 0);
+      CHECK(same_bits(y, first));
+      CHECK(memory_stats(d).allocated == after_one + 2 * held);
+      auto by_hand = net.clone();  // a model in 16 bits
+      by_hand.to(t);
+      { NoGrad off; CHECK(same_bits(by_hand(low), first)); }
+      // The optimizer keeps the copies current.
+      optim::AdamW opt(net.parameters(), {.lr = 1e-2});
+      amp::GradScaler scaler({.init_scale = 256});
+      for (int i = 0; i < 3; ++i) {
+        CHECK(casts_of_weights([&] {
+          opt.zero_grad();
+          Tensor loss;
+          { Autocast region({.dtype = t}); loss = net(low).to(f32).pow(2).mean(); }
+          scaler.scale(loss).backward();
+          scaler.step(opt);
+          scaler.update();
+        }) == 0);
+      }
+      CHECK(scaler.skipped_steps() == 0);
+      CHECK_FALSE(same_bits(infer(), first));
+    };
+    manual_seed(58);
+    check(nn::LSTM(8, 4, {.layers = 2, .bidirectional = true}));
+    check(nn::GRU(8, 4, {.layers = 2}));
+    check(nn::RNN(8, 4, {.bias = false, .bidirectional = true}));
+  });
+}

@@ -44,6 +44,7 @@ TEST_CASE("report_22: 16-bit weights move by updates below half their unit, with
   tests::report("pytorch#120376");
   everywhere([](Device d, DType t) {
     double small = t == bf16 ? 1e-3 : 1e-4;
+    Warnings warnings;
     for (int64_t n : {7, 4096})
       for (int how = 0; how < 3; ++how) {
         if (how == 2 && (t == f16 || n < 4096)) continue;  // a mean of many; bf16 only
@@ -57,7 +58,11 @@ TEST_CASE("report_22: 16-bit weights move by updates below half their unit, with
           opt.step();
         }
         double mean = p.detach().to(f64).mean().item();
-        if (how == 0) CHECK(mean == 1);  // ours: no warning; docs/amp.md says what to do
+        CHECK(warnings.taken() == (how > 0 ? std::vector<std::string>()
+                                           : std::vector{text::cat("SGD: parameter 0 [", n, "] (", t, ") has 16 bits and no master weight: updates below 1/", t == f16 ? 2048 : 256,
+                                                                   " of a weight are rounded away. Call use_master_weights()", t == f16 ? "" : " or use_stochastic_rounding()",
+                                                                   ", or keep weights in f32 and use amp::Autocast")}));
+        if (how == 0) CHECK(mean == 1);
         else CHECK(mean == Approx(1 - 100 * small).margin(small * 4));
       }
   });

@@ -308,16 +308,69 @@ TEST_CASE("report_30: a 16-bit loss is scaled in f32, and losses are f32") {
   });
 }
 
-TEST_CASE("report_30: a training step whose loss is an f16 mean is not skipped at the initial scale", "[!shouldfail]") {
-  on_devices([](Device d) {
-    Single s(d);
-    GradScaler scaler;
-    Tensor loss;
-    { amp::Autocast region({.dtype = f16}); loss = linear(ones({4, 2}, {.device = d}), s.p.reshape({1, 2})).mean(); }
-    scaler.scale(loss).backward();
-    auto outcome = scaler.step(s.opt);
-    scaler.update();
-    CHECK(outcome.stepped());
+TEST_CASE("report_30: a training step whose loss is an f16 mean is not skipped at the initial scale") {
+  everywhere([](Device d, DType t) {
+    for (int how = 0; how < 4; ++how) {
+      Single s(d);
+      GradScaler scaler;
+      Tensor loss;
+      {
+        amp::Autocast region({.dtype = t});
+        Tensor y = linear(ones({4, 2}, {.device = d}), s.p.reshape({1, 2}));
+        CHECK(y.dtype() == t);
+        // A mean of everything is f32, in whichever way it is written, or its gradient, the scale, is inf in f16.
+        loss = how == 0 ? y.mean() : how == 1 ? y.mean({0, 1}) : how == 2 ? y.sum() / 4 : y.mean(1).mean();
+        CHECK(loss.dtype() == f32);
+        CHECK(y.mean(0).dtype() == t);
+        CHECK((y * y.mean()).dtype() == t);  // one number beside many raises nothing
+      }
+      scaler.scale(loss).backward();
+      auto outcome = scaler.step(s.opt);
+      scaler.update();
+      CHECK(outcome.stepped());
+      CHECK(all_are(s.p.detach(), 0));
+      CHECK(scaler.get_scale() == 65536);
+    }
+  });
+}
+
+// There is no fp8 here, whose scales follow a history of largest values; the scaler's own history obeys the same rules.
+TEST_CASE("report_63: zeros and overflows leave a usable scale, and its history moves once an iteration, also over a save") {
+  tests::report("TE#1047");
+  everywhere([](Device d, DType t) {
+    for (int64_t interval : {1, 2, 3}) {
+      INFO("interval " << interval);
+      Tensor p = ones({4}, {.device = d, .requires_grad = true}), q = ones({4}, {.device = d, .requires_grad = true});
+      optim::SGD a({p}, {.lr = 1}), b({q}, {.lr = 1});
+      GradScaler scaler({.init_scale = 64, .growth_interval = interval});
+      double scale = 64;
+      int64_t streak = 0;
+      for (int i = 0; i < 12; ++i) {
+        double g = i == 5 || i == 8 ? double(inf) : 0;  // nothing but zeros otherwise
+        for (int micro = 0; micro < 3; ++micro) {  // several backwards and optimizers are one step of the history
+          Tensor loss;
+          { amp::Autocast region({.dtype = t}); loss = (p * g).sum() + (q * 0).sum(); }
+          scaler.scale(loss).backward();
+        }
+        scaler.step(a);
+        scaler.step(b);
+        scaler.update();
+        a.zero_grad();
+        b.zero_grad();
+        streak = g == 0 ? std::max<int64_t>(streak, 0) + 1 : std::min<int64_t>(streak, 0) - 1;
+        if (g != 0) scale /= 2;
+        else if (streak == interval) scale *= 2, streak = 0;
+        CHECK(scaler.get_scale() == scale);
+        CHECK(scaler.state_dict().at("streak").item() == double(streak));
+        CHECK(scaler.inverse_scale().item() == 1 / scale);
+        CHECK((all_are(p.detach(), 1) && all_are(q.detach(), 1)));
+        if (i % 4 != 3) continue;
+        GradScaler next({.init_scale = 7, .growth_interval = interval});
+        next.load_state_dict(scaler.state_dict().clone());
+        scaler = std::move(next);
+      }
+      CHECK(scaler.skipped_steps() == 2);
+    }
   });
 }
 

@@ -22,7 +22,8 @@ constexpr Operator other_policy[] = {
     {"layer_norm", "the same"},
     {"group_norm", "the same"},
     {"rms_norm", "the same"},
-    {"sum", "the same"},
+    {"sum", "the same; f32 where the result is one number, which may be a loss"},
+    {"mean", "in 16 bits as PyTorch's; f32 where the result is one number"},
     {"resize", "the same; its gradient sums in f32"},
     {"log_softmax", "reads 16 bits, computes and returns f32: no f32 copy of the logits"},
     {"cross_entropy", "the same"},
@@ -34,6 +35,7 @@ constexpr Claim other_claims[] = {
     {"test_autocast_banned", "binary_cross_entropy is an error", "an error for f16; bf16 has the range of f32"},
     {"test_autocast_custom_cast_inputs", "tensors in nested containers are cast", "arguments that are tensors are cast; others are handed on as they are"},
     {"test_autocast_checkpointing", "reentrant and not", "one form, which is differentiable at any order"},
+    {"test_autocast_rnn", "without autocast an f32 input of 16-bit weights is an error; a cell state has 16 bits", "it is one; a cell state has x's dtype"},
     {"test_grad_scaling_unscale", "gradients of several dtypes in one raw call are an error", "they are unscaled each in its own"},
     {"test_grad_scaling_update_scale", "the tracker is 0 after an overflow", "the streak counts skipped steps below 0"},
     {"test_grad_scaling_scale", "losses may lie on several devices", "a scaler's losses lie on one"},
@@ -41,8 +43,11 @@ constexpr Claim other_claims[] = {
     {"test_grad_scaler_with_preset_grad_scale", "gradients are divided by grad_scale", "a step multiplies by StepControls::grad_scale, an inverse"},
     {"test_graph_grad_scaling", "the tracker is 0 after an overflow", "the streak counts skipped steps below 0"},
 };
-// What PyTorch tests and Halftone does not have: recurrent and packed layers, sparse gradients, pickles, Python's spellings
-// (deprecated, generic, device strings), MPS, FSDP, one scaler over several devices.
+// What PyTorch tests and Halftone does not have: packed sequences (test_rnn_packed_sequence_batch_sizes_must_be_cpu), sparse
+// gradients (test_grad_scaling_unscale_sparse, test_scaling_unscaling_sparse), Python's spellings (test_*_deprecated_warning,
+// test_generic_autocast, test_non_string_device), optimizers that ask for the scaler (test_grad_scaler_pass_itself), devices as keys
+// (test_grad_scaling_device_as_key), one scaler over several devices (test_grad_scaling_multigpu), MPS (test_mps_*), FSDP
+// (test_grad_scaling, test_fsdp_ddp_parity_with_grad_scaler). A pickle is a state here.
 
 // Marks a claim that differs, which must be on the list.
 void deviates(const char* test) {
@@ -167,7 +172,7 @@ TEST_CASE("every operator of PyTorch's lists has its policy, but for the deviati
         Tensor low = call_all(*op, in, s.attrs)[0];
         Autocast off({.enabled = false});
         Tensor wide = call_all(*op, all_to(in, f32), s.attrs)[0];
-        if (low.numel() == 0) continue;
+        if (in[0].numel() == 0) continue;  // no result, or a mean of nothing
         double unit = low.dtype() == f32 ? 1e-5 : t == f16 ? 0x1p-10 : 0x1p-7;
         CHECK(amax(abs(low.to(f64) - wide.to(f64)) - abs(wide.to(f64)) * unit).item() <= 1e-6);
       }
@@ -313,6 +318,81 @@ TEST_CASE("test_autocast_custom_cast_inputs") {
     CHECK((out.dtype() == t && forward_a == t && forward_b == t));
     out.sum().backward();
     CHECK(backward_g == t);
+  });
+}
+
+namespace {
+
+// f(x, h0) of a recurrent network, with the gradients of what it got and of its weights.
+struct Recurrence { std::vector<Tensor> y, g; };
+template <class Net> Recurrence recur(Net& net, const Tensor& x0, const Tensor& h0) {
+  Tensor x = x0.detach().requires_grad_(), h = h0.detach().requires_grad_();
+  Recurrence r;
+  if constexpr (std::same_as<Net, nn::LSTM>) {
+    auto y = net(x, nn::LSTMState{h, h.detach().to(x.dtype())});
+    r.y = {y.output, y.h, y.c};
+  } else {
+    auto y = net(x, h);
+    r.y = {y.output, y.h};
+  }
+  for (auto& p : net.parameters()) p.zero_grad();
+  weighed(r.y).backward();
+  r.g = {x.grad(), h.grad()};
+  for (auto& p : net.parameters()) r.g.push_back(p.grad());
+  for (auto& t : r.y) t = t.detach();
+  return r;
+}
+template <class Net> void check_recurrent(Device d, DType t) {
+  for (int layers : {1, 2})
+    for (bool bias : {true, false})
+      for (bool batch_first : {false, true})
+        for (bool bidirectional : {false, true}) {
+          manual_seed(3);
+          Net net(5, 4, {.layers = layers, .bias = bias, .batch_first = batch_first, .bidirectional = bidirectional});
+          net.to(d);
+          Tensor x = randn({3, 3, 5}, {.device = d}), h = randn({layers * (bidirectional ? 2 : 1), 3, 4}, {.device = d});
+          auto half = net.clone();
+          half.to(t);
+          Recurrence control = recur(half, x.to(t), h.to(t));
+          for (DType weights : {f32, t})
+            for (DType input : {f32, t})
+              for (DType hidden : {f32, t}) {
+                INFO(layers << bias << batch_first << bidirectional << ", weights " << str(weights) << ", input " << str(input) << ", hidden " << str(hidden));
+                auto mixed = net.clone();
+                mixed.to(weights);
+                Recurrence got;
+                {
+                  Autocast on({.dtype = t});
+                  got = recur(mixed, x.to(input), h.to(hidden));
+                }
+                CHECK(got.y[0].dtype() == t);
+                bool same = input == t || !std::same_as<Net, nn::LSTM>;  // a cell state of f32 is better
+                double unit = t == f16 ? 0x1p-10 : 0x1p-7;
+                for (size_t i = 0; i < control.y.size(); ++i)
+                  CHECK((same ? same_bits(got.y[i], control.y[i]) : amax(abs(got.y[i].to(f32) - control.y[i].to(f32))).item() <= 4 * unit));
+                CHECK((got.g[0].dtype() == input && got.g[1].dtype() == hidden && got.g[2].dtype() == weights));
+                for (size_t i = 0; i < control.g.size(); ++i) {
+                  double largest = amax(abs(control.g[i].to(f32))).item();
+                  CHECK(amax(abs(got.g[i].to(f32) - control.g[i].to(f32))).item() <= 16 * unit * largest);
+                }
+              }
+        }
+}
+
+}  // namespace
+
+TEST_CASE("test_autocast_rnn") {
+  deviates("test_autocast_rnn");
+  everywhere([](Device d, DType t) {
+    check_recurrent<nn::LSTM>(d, t);
+    check_recurrent<nn::GRU>(d, t);
+    check_recurrent<nn::RNN>(d, t);
+    nn::LSTM net(5, 4);
+    net.to(d).to(t);
+    Tensor x = randn({3, 2, 5}, {.device = d});
+    CHECK_THROWS_WITH(net(x), Contains("linear: expected weight in x's dtype f32, got [16, 5] (" + str(t) + ")"));
+    Autocast on({.dtype = t});
+    CHECK(net(x).dtype() == t);
   });
 }
 
