@@ -154,17 +154,17 @@ OpNode::OpNode(const Call& call, std::span<const Tensor> out) : Node(call.op->na
   inputs.reserve(call.in.size());
   for (size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
-    Input& x = inputs.emplace_back();
-    if (!t.defined()) continue;
-    x.edge = edge_of(t);
-    x.meta = t.meta();
+    if (!t.defined()) {
+      inputs.emplace_back();
+      continue;
+    }
+    Input& x = inputs.emplace_back(edge_of(t), t.meta());
     if (!(op.saves.in >> std::min<size_t>(i, 31) & 1u)) continue;
     x.saved = t;
     x.version = t.version();
   }
   for (size_t i = 0; i < out.size(); ++i) {
-    Output& y = outputs.emplace_back();
-    y.meta = out[i].meta();
+    Output& y = outputs.emplace_back(out[i].meta());
     if (!(op.saves.out >> i & 1u)) continue;
     y.saved = out[i].detach();
     y.version = out[i].version();

@@ -60,7 +60,8 @@ struct GptBlock : nn::Module {
   HT_FIELDS(norm1, norm2, qkv, proj, wide, out)
   Tensor forward(const Tensor& x) override {
     int64_t b = x.size(0), t = x.size(1), d = x.size(2);
-    Tensor parts = qkv(norm1(x)).view({b, t, 3, heads, d / heads}).permute({2, 0, 3, 1, 4});
+    auto parts = chunk(qkv(norm1(x)), 3, 2);
+    for (auto& p : parts) p = p.view({b, t, heads, d / heads}).transpose(1, 2);
     Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, {.causal = true});
     Tensor h = x + proj(y.transpose(1, 2).reshape({b, t, d}));
     return h + out(gelu(wide(norm2(h)), Approximate::tanh));

@@ -1,23 +1,14 @@
-// Convolutions on CUDA by cuDNN's graph API, through cudnn-frontend: the one source that includes it. What a call needs
+// Convolutions on CUDA by cuDNN's graph API. What a call needs
 // besides its addresses is a plan, found once per problem: the library's first choice, or the fastest (core/tuning.h), of
 // those that give the same bits every time and compute in the dtype they are asked for. Without one, and in f64, our own
 // kernels run.
 //
 // Tensor cores want channels last. Whatever the layout of the tensors, 16-bit operands are handed over with their channels
 // as neighbours: those that lie so already are not copied.
-#include <cudnn.h>
-#define CUDNN_FRONTEND_SKIP_JSON_LIB
-#include <cudnn_frontend.h>
-
-#include <mutex>
-#include <optional>
-#include <unordered_map>
-
 #include "halftone/core/backend.h"
 #include "halftone/cuda/attention.h"
 #include "halftone/cuda/conv.h"
-#include "halftone/cuda/plans.h"
-#include "halftone/cuda/runtime.h"
+#include "halftone/cuda/cudnn_plans.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/conv.h"
 #include "halftone/ops/copy.h"
@@ -28,23 +19,7 @@ namespace halftone {
 namespace cuda {
 namespace {
 
-namespace fe = cudnn_frontend;
-using Sizes = std::vector<int64_t>;
-
-void check(cudnnStatus_t status, const char* what) {
-  HT_CHECK(status == CUDNN_STATUS_SUCCESS, "cuda: ", what, ": ", cudnnGetErrorString(status));
-}
-void check(fe::error_t e, const char* what) { HT_CHECK(e.is_good(), "cuda: ", what, ": ", e.get_message()); }
-
-// Of the current device.
-cudnnHandle_t library() {
-  static std::mutex lock;
-  static std::unordered_map<int, cudnnHandle_t> handles;
-  std::lock_guard guard(lock);
-  cudnnHandle_t& h = handles[device()];
-  if (!h) check(cudnnCreate(&h), "cudnnCreate");
-  return h;
-}
+using namespace cudnn;
 
 // ---- plans
 
@@ -57,19 +32,13 @@ struct Problem {
 
 enum Uid : int64_t { uid_x = 1, uid_w, uid_y, uid_bias };
 
-struct Plan {
+// One of a graph's candidates.
+struct Choice {
   std::shared_ptr<fe::graph::Graph> graph;
   int64_t candidate = 0, workspace = 0;
   bool tuned = false;
 };
-
-fe::DataType_t type_of(int64_t dtype) {
-  switch (static_cast<DType>(dtype)) {
-    case DType::f16: return fe::DataType_t::HALF;
-    case DType::bf16: return fe::DataType_t::BFLOAT16;
-    default: return fe::DataType_t::FLOAT;
-  }
-}
+fe::DataType_t type_of(int64_t dtype) { return cudnn::type_of(static_cast<DType>(dtype)); }
 
 // The last `spatial` of three.
 Sizes last(const int64_t (&v)[3], int64_t spatial) { return Sizes(v + 3 - spatial, v + 3); }
@@ -134,10 +103,12 @@ std::shared_ptr<fe::graph::Graph> graph_with_candidates(const Problem& p) {
   using Note = fe::NumericalNote_t;
   std::vector<Note> unwanted{Note::NONDETERMINISTIC, Note::REDUCED_PRECISION_REDUCTION, Note::FFT, Note::WINOGRAD};
   if (!p.tf32 && static_cast<DType>(p.dtype) == DType::f32) unwanted.insert(unwanted.end(), {Note::TENSOR_CORE, Note::DOWN_CONVERT_INPUTS});
-  if (g->validate().is_bad() || g->build_operation_graph(library()).is_bad() || g->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}).is_bad())
-    return nullptr;
-  g->deselect_numeric_notes(unwanted);
-  return g;
+  return with_handle([&](cudnnHandle_t h) {
+    bool none = g->validate().is_bad() || g->build_operation_graph(h).is_bad() || g->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}).is_bad();
+    if (none) g.reset();
+    else g->deselect_numeric_notes(unwanted);
+    return g;
+  });
 }
 std::string name_of(const fe::graph::Graph& g, int64_t candidate) {
   std::string name;
@@ -145,21 +116,20 @@ std::string name_of(const fe::graph::Graph& g, int64_t candidate) {
   return name;
 }
 // False: this machine or this version cannot run it, or not in little memory.
-bool build(Plan& plan, int64_t candidate) {
+bool build(Choice& plan, int64_t candidate) {
   constexpr int64_t most_workspace = int64_t{1} << 30;
   plan.candidate = candidate;
-  if (plan.graph->build_plan_at_index(library(), candidate).is_bad()) return false;
+  if (with_handle([&](cudnnHandle_t h) { return plan.graph->build_plan_at_index(h, candidate).is_bad(); })) return false;
   plan.workspace = plan.graph->get_workspace_size_plan_at_index(candidate);
   return plan.workspace <= most_workspace;
 }
 
-using Addresses = std::unordered_map<int64_t, void*>;  // by uid
-void execute(const Plan& plan, Addresses& addresses) {
+void execute(const Choice& plan, Addresses& addresses) {
   bool own = static_cast<size_t>(plan.workspace) > workspace_bytes;
   Scratch large(own ? static_cast<size_t>(plan.workspace) : 0);
-  cudnnHandle_t handle = library();
-  check(cudnnSetStream(handle, stream()), "cudnnSetStream");
-  check(plan.graph->execute_plan_at_index(handle, addresses, own ? large.as<void>() : workspace(), plan.candidate), "convolution");
+  with_handle([&](cudnnHandle_t h) {
+    check(plan.graph->execute_plan_at_index(h, addresses, own ? large.as<void>() : workspace(), plan.candidate), "convolution");
+  });
 }
 
 std::string tuning_name(const Problem& p) {
@@ -167,7 +137,7 @@ std::string tuning_name(const Problem& p) {
   return cuda::tuning_name(text::cat("cudnn ", cudnnGetVersion()), std::span(words).subspan(1));  // whatever the device's number
 }
 void tune_plan(const Problem& p, Addresses& addresses) {
-  Plan plan{graph_with_candidates(p)};
+  Choice plan{graph_with_candidates(p)};
   if (!plan.graph) return;
   auto best = fastest(plan.graph->get_execution_plan_count(), [&](int64_t i) -> std::optional<double> {
     if (!build(plan, i)) return std::nullopt;
@@ -176,8 +146,8 @@ void tune_plan(const Problem& p, Addresses& addresses) {
   if (best) set_tuned_choice(tuning_name(p), name_of(*plan.graph, *best));
 }
 
-std::optional<Plan> make_plan(const Problem& p) {
-  Plan plan{graph_with_candidates(p)};
+std::optional<Choice> make_plan(const Problem& p) {
+  Choice plan{graph_with_candidates(p)};
   if (!plan.graph) return std::nullopt;
   auto choice = tuned_choice(tuning_name(p));
   int64_t count = plan.graph->get_execution_plan_count();
@@ -193,7 +163,7 @@ std::optional<Plan> make_plan(const Problem& p) {
 // Runs the problem's plan; false when there is none.
 bool run_plan(const Problem& p, Addresses addresses) {
   static std::mutex lock;  // also: one at a time, since the kernels of a plan hand on the workspace
-  static auto* plans = new std::unordered_map<Problem, std::optional<Plan>, ProblemHash<Problem>, ProblemEqual<Problem>>;
+  static auto* plans = new std::unordered_map<Problem, std::optional<Choice>, ProblemHash<Problem>, ProblemEqual<Problem>>;
   std::lock_guard guard(lock);
   auto found = plans->find(p);
   if (tuning() && (found == plans->end() || (found->second && !found->second->tuned))) {

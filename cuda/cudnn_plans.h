@@ -5,12 +5,11 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
-#include <array>
-#include <bit>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 
+#include "halftone/cuda/plans.h"
 #include "halftone/cuda/runtime.h"
 
 namespace halftone::cuda::cudnn {
@@ -70,32 +69,20 @@ inline std::optional<Plan> plan_for(std::shared_ptr<fe::graph::Graph> graph) {
   });
 }
 
-// Plans by problem, a struct of 64-bit fields alone: all of it is the key. They are kept for ever.
+// Plans by problem. They are kept for ever.
 template <class Problem> class Plans {
  public:
   // make(problem), asked once; null where it found none.
   template <class F> const Plan* find(const Problem& p, F make) {
     std::lock_guard guard(lock_);
-    auto [at, fresh] = plans_.try_emplace(bits(p));
+    auto [at, fresh] = plans_.try_emplace(p);
     if (fresh) at->second = make(p);
     return at->second ? &*at->second : nullptr;
   }
 
  private:
-  using Bits = std::array<int64_t, sizeof(Problem) / sizeof(int64_t)>;
-  static Bits bits(const Problem& p) { return std::bit_cast<Bits>(p); }
-  struct Hash {
-    size_t operator()(const Bits& key) const {
-      uint64_t h = 14695981039346656037u;
-      for (int64_t v : key) {
-        h = (h ^ static_cast<uint64_t>(v)) * 0x9E3779B97F4A7C15u;
-        h ^= h >> 32;
-      }
-      return h;
-    }
-  };
   std::mutex lock_;
-  std::unordered_map<Bits, std::optional<Plan>, Hash> plans_;
+  std::unordered_map<Problem, std::optional<Plan>, ProblemHash<Problem>, ProblemEqual<Problem>> plans_;
 };
 
 }  // namespace halftone::cuda::cudnn

@@ -92,17 +92,45 @@ constexpr int in_flight = 2;
 // Blocks of a multiprocessor between which its registers may be divided.
 constexpr int resident = 4, resident_of_gradients = 3;
 
-// Where a is a gradient of relu's result y, it counts only where that is not 0, as in relu_grad, and goes so to `masked`, too.
+// Where a is a gradient of relu's result y, it counts only where that is not 0, as in relu_grad: by y itself or by a bit for
+// each element.
+enum class Gate { none, result, bits };
 template <class T> struct Relued {
-  const T* y = nullptr;  // null: no relu
-  T* masked = nullptr;
+  const T* y = nullptr;
+  const uint8_t* bits = nullptr;
+  T* masked = nullptr;  // where the gradient goes that counts, if anywhere
 };
-template <class T, int n> __device__ void through_relu(Pack<T, n>& g, const Pack<T, n>& y) {
+template <class T, int n, Gate gate> struct Gated {
+  __device__ void load(const Relued<T>&, int64_t) {}
+  __device__ void apply(Pack<T, n>&) const {}
+};
+template <class T, int n> struct Gated<T, n, Gate::result> {
+  Pack<T, n> y;
+  __device__ void load(const Relued<T>& r, int64_t at) { y = load_pack<n>(r.y + at); }
+  __device__ void apply(Pack<T, n>& g) const {
 #pragma unroll
-  for (int j = 0; j < n; ++j) if (to<float>(y.v[j]) <= 0) g.v[j] = to<T>(0.f);
+    for (int j = 0; j < n; ++j)
+      if (to<wide_t<T>>(y.v[j]) <= 0) g.v[j] = to<T>(0.f);
+  }
+};
+template <class T, int n> struct Gated<T, n, Gate::bits> {
+  uint32_t bits;
+  __device__ void load(const Relued<T>& r, int64_t at) { bits = r.bits[at / 8]; }
+  __device__ void apply(Pack<T, n>& g) const {
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+      if (!(bits >> j & 1u)) g.v[j] = to<T>(0.f);
+  }
+};
+// Calls run(a constant: the gate).
+template <class T, class F> void visit_gate(const Relued<T>& r, F run) {
+  if constexpr (is_16bit<T>)
+    if (r.bits) return run(std::integral_constant<Gate, Gate::bits>());
+  if (r.y) run(std::integral_constant<Gate, Gate::result>());
+  else run(std::integral_constant<Gate, Gate::none>());
 }
 
-template <int n, bool relued, class T, class F>
+template <int n, Gate gate, class T, class F>
 __global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? resident_of_gradients : resident)
     column_sums(const F f, const T* a, const T* b, const Relued<T> relu, const Columns k, const Parts parts, typename F::Sum* sums) {
   using Sum = typename F::Sum;
@@ -125,24 +153,23 @@ __global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? res
       if constexpr (!F::by_image) look(0);
       const int64_t step = k.down();
       for (int64_t image = part * parts.images + ty; image < last; image += in_flight * step) {
-        Pack<T, n> u[in_flight], v[in_flight], y[in_flight];
+        Pack<T, n> u[in_flight], v[in_flight];
+        Gated<T, n, gate> open[in_flight];
 #pragma unroll
         for (int i = 0; i < in_flight; ++i) {
           const int64_t at = (image + i * step) * k.c + c;
           if (image + i * step < last) {
             u[i] = load_pack<n>(a + at);
             if constexpr (F::reads_both) v[i] = load_pack<n>(b + at);
-            if constexpr (relued) y[i] = load_pack<n>(relu.y + at);
+            open[i].load(relu, at);
           }
         }
 #pragma unroll
         for (int i = 0; i < in_flight; ++i)
           if (image + i * step < last) {
             if constexpr (F::by_image) look(image + i * step);
-            if constexpr (relued) {
-              through_relu(u[i], y[i]);
-              if (relu.masked) store_pack(relu.masked + (image + i * step) * k.c + c, u[i]);
-            }
+            open[i].apply(u[i]);
+            if (gate != Gate::none && relu.masked) store_pack(relu.masked + (image + i * step) * k.c + c, u[i]);
 #pragma unroll
             for (int j = 0; j < n; ++j) sum[j] = f.add(sum[j], u[i].v[j], F::reads_both ? v[i].v[j] : u[i].v[j], here[j]);
           }
@@ -202,8 +229,11 @@ template <class T, class F> void channel_sums(const char* name, const F& f, cons
     const Parts of_images{parts.count, parts.images * k.down() * least_images};
     Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
     auto run = [&](auto kernel) { launch(name, kernel, grid(k.strips * parts.count), threads, f, a, b, relu, k, of_images, memory.as<Sum>()); };
-    if (F::after_relu && relu.y) k.n == 1 ? run(column_sums<1, F::after_relu, T, F>) : run(column_sums<pack_size<T>, F::after_relu, T, F>);
-    else k.n == 1 ? run(column_sums<1, false, T, F>) : run(column_sums<pack_size<T>, false, T, F>);
+    visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
+      constexpr Gate used = F::after_relu ? gate : Gate::none;
+      if (k.n > 1) run(column_sums<pack_size<T>, used, T, F>);
+      else run(column_sums<1, used == Gate::bits ? Gate::result : used, T, F>);
+    });
     return merge(memory.as<const Sum>(), parts.count);
   }
   constexpr int n = pack_size<T>;
@@ -338,34 +368,37 @@ template <int n, bool added, class T> __device__ Operands<T, n, added> load_oper
   if constexpr (added) in.z = load_pack<n>(z + at);
   return in;
 }
-template <bool with_relu, int n, bool added, class T> __device__ void normalise(T* y, Operands<T, n, added> in, const Affine<T>* here, int step) {
+template <bool with_relu, int n, bool added, class T> __device__ void normalise(T* y, uint8_t* bits, Operands<T, n, added> in, const Affine<T>* here, int step) {
+  uint32_t open = 0;
 #pragma unroll
   for (int j = 0; j < n; ++j) {
     wide_t<T> r = here[j * step].of(in.x.v[j]);
     if constexpr (added) r += to<wide_t<T>>(in.z.v[j]);
     if constexpr (with_relu) r = unary::Relu::f(r);
     in.x.v[j] = to<T>(r);
+    if constexpr (with_relu && n == 8) open |= (to<wide_t<T>>(in.x.v[j]) <= 0 ? 0u : 1u) << j;
   }
   store_pack(y, in.x);
+  if (with_relu && n == 8 && bits) *bits = static_cast<uint8_t>(open);
 }
 template <int n, bool with_relu, bool added, class T, class W>
 __global__ void __launch_bounds__(threads)
     batch_norm_planes(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const int64_t count, const Channels of) {
   for (int64_t k = thread_index(); k < count; k += grid_threads()) {
     const Affine<T> here(statistics, w, b, of.c.divisor, of.of(k));
-    normalise<with_relu>(y + k * n, load_operands<n, added>(x, z, k * n), &here, 0);
+    normalise<with_relu>(y + k * n, nullptr, load_operands<n, added>(x, z, k * n), &here, 0);
   }
 }
 template <int n, bool with_relu, bool added, class T, class W>
 __global__ void __launch_bounds__(threads, resident)
-    batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const Columns k) {
+    batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, uint8_t* bits, const Columns k) {
   Affine<T> here[n];
   auto look = [&](int64_t c) {
 #pragma unroll
     for (int j = 0; j < n; ++j) here[j] = Affine<T>(statistics, w, b, k.c, c + j);
   };
   each_image<n>(k, look, [&](int64_t at) { return load_operands<n, added>(x, z, at); },
-                [&](int64_t at, const Operands<T, n, added>& in) { normalise<with_relu>(y + at, in, here, 1); });
+                [&](int64_t at, const Operands<T, n, added>& in) { normalise<with_relu>(y + at, bits ? bits + at / 8 : nullptr, in, here, 1); });
 }
 
 // Weights and the like in the dtype that kernels compute in; null when there are none.
@@ -375,10 +408,19 @@ struct Vector {
   template <class W> const W* data() const { return tensor.defined() ? tensor.data<W>() : nullptr; }
 };
 
+// t, or a copy of it that lies as a kernel wants it; `packed` where it reads 16 bytes at a time and nothing else.
+Tensor operand(const Tensor& t, bool channels_last, bool packed) {
+  Tensor d = dense(t, channels_last);
+  if (!packed || aligned(d.raw_data(), 16)) return d;
+  Tensor copy = Tensor::allocate(laid_out_like(d.meta(), d.dtype()));
+  return copy.copy_(d);
+}
+
 template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<BatchNormAttrs>();
   const bool last = !out[0].is_contiguous();
-  const Tensor input = dense(c.in[0], last), added = c.has(5) ? dense(c.in[5], last) : Tensor();
+  uint8_t* bits = out.size() > 2 && out[2].numel() > 0 ? out[2].data<uint8_t>() : nullptr;
+  const Tensor input = operand(c.in[0], last, bits), added = c.has(5) ? operand(c.in[5], last, bits) : Tensor();
   const Planes p = planes_in_memory(input);
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     using W = wide_t<T>;
@@ -399,7 +441,7 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
     auto run = [&]<bool added>(std::bool_constant<added>) {
       if (p.inner == 1) {
         const Columns k(p.n, p.c, channels_together<T>(p.c, {x, y, z}));
-        k.n == 1 ? apply(batch_norm_columns<1, with_relu, added, T, W>, grid(k, resident), k) : apply(batch_norm_columns<n, with_relu, added, T, W>, grid(k, resident), k);
+        k.n == 1 ? apply(batch_norm_columns<1, with_relu, added, T, W>, grid(k, resident), bits, k) : apply(batch_norm_columns<n, with_relu, added, T, W>, grid(k, resident), bits, k);
       } else if (packs<T>(p, {x, y, z})) apply(batch_norm_planes<n, with_relu, added, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
       else apply(batch_norm_planes<1, with_relu, added, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
     };
@@ -506,28 +548,27 @@ __global__ void __launch_bounds__(threads)
     slopes<n>(dx + k * n, load_pack<n>(g + k * n), load_pack<n>(x + k * n), &here, 0);
   }
 }
-template <int n, bool relu, class T, class W>
+template <int n, Gate gate, class T, class W>
 __global__ void __launch_bounds__(threads, resident_of_gradients)
-    batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const T* relued, const Columns k) {
+    batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const Relued<T> relu, const Columns k) {
   Slope<T> here[n];
   auto look = [&](int64_t c) {
 #pragma unroll
     for (int j = 0; j < n; ++j) here[j] = Slope<T>(SlopeParts<W>(statistics, w, sums, share, k.c, c + j));
   };
-  struct Nothing {};
   struct In {
     Pack<T, n> g, x;
-    std::conditional_t<relu, Pack<T, n>, Nothing> y;
+    Gated<T, n, gate> open;
   };
   auto load = [&](int64_t at) {
     In in;
     in.g = load_pack<n>(g + at);
     in.x = load_pack<n>(x + at);
-    if constexpr (relu) in.y = load_pack<n>(relued + at);
+    in.open.load(relu, at);
     return in;
   };
   each_image<n>(k, look, load, [&](int64_t at, In in) {
-    if constexpr (relu) through_relu(in.g, in.y);
+    in.open.apply(in.g);
     slopes<n>(dx + at, in.g, in.x, here, 1);
   });
 }
@@ -535,11 +576,13 @@ __global__ void __launch_bounds__(threads, resident_of_gradients)
 void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<BatchNormAttrs>();
   const bool of_x = a.wanted & 1u, of_added = a.wanted & 8u, last = !(of_x ? out[0].meta() : laid_out_like(c.in[1].meta(), c.in[1].dtype())).contiguous();
-  const Tensor input = dense(c.in[1], last), saved = c.in[3].contiguous();
+  const bool by_bits = c.has(4) && c.in[4].dtype() == DType::u8;
+  const Tensor input = operand(c.in[1], last, by_bits), saved = c.in[3].contiguous();
   const Planes p = planes_in_memory(input);
   // Where channels are neighbours relu's part is done on the way.
   const bool relu_inside = c.has(4) && p.inner == 1;
-  const Tensor relued = relu_inside ? dense(c.in[4], last) : Tensor(), upper = dense(c.has(4) && !relu_inside ? relu_grad(c.in[4], c.in[0]) : c.in[0], last);
+  const Tensor relued = relu_inside && !by_bits ? dense(c.in[4], last) : Tensor(),
+               upper = operand(c.has(4) && !relu_inside ? relu_grad(c.in[4], c.in[0]) : c.in[0], last, by_bits);
   if (of_added && !relu_inside) call_all(op::copy, {out[3], upper});
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     using W = wide_t<T>;
@@ -550,11 +593,11 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
     Scratch memory(through_sums ? static_cast<size_t>(p.c) * sizeof(Pair<W>) : 0);
     auto* sums = memory.as<Pair<W>>();
     Relued<T> relu;
-    if (relu_inside) relu = {relued.data<T>(), of_added ? out[3].data<T>() : nullptr};
+    if (relu_inside) relu = {by_bits ? nullptr : relued.data<T>(), by_bits ? c.in[4].data<uint8_t>() : nullptr, of_added ? out[3].data<T>() : nullptr};
     if (through_sums || a.wanted & 14u) {
       const ChannelProducts<T> f{{gradient<T>(out[1], a.wanted & 2u), gradient<T>(out[2], a.wanted & 4u)}, statistics, p.c, sums};
       channel_sums("batch_norm_grad", f, g, x, p, relu);
-      if (relu.masked) g = relu.masked, relu.y = nullptr;
+      if (relu.masked) g = relu.masked, relu = {};
     }
     const int64_t count = input.numel();
     if (!of_x || count == 0) return;
@@ -566,16 +609,16 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
     };
     if (p.inner == 1) {
       const Columns k(p.n, p.c, channels_together<T>(p.c, {dx, g, x, relu.y}));
-      auto run = [&]<bool relu_too>(std::bool_constant<relu_too>) {
-        k.n == 1 ? apply(batch_norm_grad_columns<1, relu_too, T, W>, grid(k, resident_of_gradients), relu.y, k) : apply(batch_norm_grad_columns<n, relu_too, T, W>, grid(k, resident_of_gradients), relu.y, k);
-      };
-      relu.y ? run(std::true_type()) : run(std::false_type());
+      visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
+        if (k.n > 1) apply(batch_norm_grad_columns<n, gate, T, W>, grid(k, resident_of_gradients), relu, k);
+        else apply(batch_norm_grad_columns<1, gate == Gate::bits ? Gate::result : gate, T, W>, grid(k, resident_of_gradients), relu, k);
+      });
     } else if (packs<T>(p, {g, x, dx})) apply(batch_norm_grad_planes<n, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
     else apply(batch_norm_grad_planes<1, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
   });
 }
 
-// ---- rows: a warp's, or part of one's, stay in its registers; longer ones are read twice, the second time from a cache
+// ---- rows: short ones stay in the registers of a warp or a block; longer ones are read twice, the second time from a cache
 
 struct Lines {
   NormRows q;
@@ -586,7 +629,7 @@ struct Lines {
   __device__ int64_t feature(int64_t first, int64_t i) const { return first + (q.inner == 1 ? i : inner.divide(i)); }
   __device__ int64_t first_feature(int64_t row) const { return q.groups == 1 ? 0 : row % q.groups * (q.features / q.groups); }
 };
-constexpr int most_kept = 8;  // packs of a row that a thread keeps
+constexpr int most_kept = 4;  // packs of a row that a thread keeps
 
 // A thread's packs of a row: load(where), and each(f) calls f(where, pack) for them, again and again.
 template <int kept, class Load> struct RowPacks {
@@ -691,14 +734,15 @@ template <class T> Lines rows_of(const RowNormAttrs& a, const NormRows& q, std::
   bool packed = q.length % n == 0;
   for (const T* t : operands) packed = packed && aligned(t, 16);
   const int64_t packs = ceil_div(q.length, n);
-  const int width = packs > most_kept * warp_size ? threads : group_width(std::min<int64_t>(packs, warp_size), threads);
+  int width = group_width(std::min<int64_t>(packs, warp_size), threads);
+  while (width < threads && packs > int64_t{most_kept} * width) width *= 2;
   return {q, Divisor(std::max<int64_t>(q.inner, 1)), a.kind != RowNorm::rms, packed, a.eps, width};
 }
-// Launches the variant of a kernel for these rows.
-template <class Kept, class Reread, class... A> void launch_rows(const char* name, Kept kept, Reread reread, const Lines& rows, A... arguments) {
-  const int64_t blocks = grid(ceil_div(rows.q.rows * rows.width, threads));
-  if (rows.width <= warp_size) launch(name, kept, blocks, threads, arguments..., rows);
-  else launch(name, reread, blocks, threads, arguments..., rows);
+// Launches the variant of a kernel for these rows: one that keeps them, several to a block or one, or one that reads them twice.
+template <int n, class K, class... A> void launch_rows(const char* name, K keeps, K rereads, const Lines& rows, A... arguments) {
+  const int block = rows.width > warp_size ? rows.width : threads;
+  const int64_t blocks = grid(ceil_div(rows.q.rows * rows.width, block));
+  launch(name, ceil_div(rows.q.length, n) <= int64_t{most_kept} * rows.width ? keeps : rereads, blocks, block, arguments..., rows);
 }
 
 void run_row_norm(const Call& c, std::span<Tensor> out) {
@@ -712,7 +756,7 @@ void run_row_norm(const Call& c, std::span<Tensor> out) {
     T* y = out[0].data<T>();
     const Vector weight(c, 1, dtype_of<W>), bias(c, 2, dtype_of<W>);
     const Lines rows = rows_of<T>(a, q, {x, y});
-    launch_rows(c.op->name, row_norm_kernel<most_kept, T, W>, row_norm_kernel<0, T, W>, rows, y, x, weight.data<W>(), bias.data<W>(),
+    launch_rows<pack_size<T>>(c.op->name, row_norm_kernel<most_kept, T, W>, row_norm_kernel<0, T, W>, rows, y, x, weight.data<W>(), bias.data<W>(),
                 out.size() > 1 ? out[1].data<W>() : nullptr);
   });
 }
@@ -729,7 +773,7 @@ void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
       T* dx = out[0].data<T>();
       const Vector weight(c, 2, dtype_of<W>);
       const Lines rows = rows_of<T>(a, q, {g, x, dx});
-      launch_rows("row_norm_grad", row_norm_grad_kernel<most_kept, T, W>, row_norm_grad_kernel<0, T, W>, rows, dx, g, x, weight.data<W>(), statistics);
+      launch_rows<pack_size<T>>("row_norm_grad", row_norm_grad_kernel<most_kept, T, W>, row_norm_grad_kernel<0, T, W>, rows, dx, g, x, weight.data<W>(), statistics);
     }
     if (!(a.wanted & 6u)) return;
     const Planes p{q.rows / q.groups, q.features, q.inner};

@@ -244,6 +244,9 @@ void check_affine(const Call& c, const Meta& x, const Shape& features) {
   HT_CHECK(!c.has(2) || (c.has(1) && c.in[1].dtype() == c.in[2].dtype()), c.op->name, ": expected a bias only beside a weight of its dtype");
 }
 
+// Whether relu's part of backward reads bits, where its result is not 0, and not the result. They are in memory order.
+bool keeps_bits(const Meta& y) { return !y.contiguous() && is_16bit_dtype(y.dtype) && y.shape[1] % 8 == 0; }
+
 Metas infer_batch_norm(const Call& c) {
   const Meta& x = c.in[0].meta();
   HT_CHECK(is_floating(x.dtype) && x.shape.rank() >= 2, c.op->name, ": expected x [n, channels, ...] of a floating dtype, got ", x);
@@ -256,7 +259,11 @@ Metas infer_batch_norm(const Call& c) {
   HT_CHECK(!c.has(5) || (c.in[5].shape() == x.shape && c.in[5].dtype() == x.dtype), c.op->name, ": expected z like x, ", x, ", got ", c.in[5].meta());
   Planes p = norm_planes(x.shape);
   HT_CHECK(!by_batch(c) || p.c == 0 || p.n * p.inner > 1, c.op->name, ": expected more than one value for each channel in training, got ", x);
-  return {laid_out_like(x, x.dtype), Meta({3, x.shape[1]}, wide(x.dtype), x.device)};
+  Metas out{laid_out_like(x, x.dtype), Meta({3, x.shape[1]}, wide(x.dtype), x.device)};
+  if (c.op != &op::batch_norm_relu) return out;
+  Shape bits{keeps_bits(out[0]) ? x.shape.numel() / 8 : 0};
+  out.push_back(Meta(bits, DType::u8, x.device));
+  return out;
 }
 
 Metas infer_row_norm(const Call& c) {
@@ -296,7 +303,7 @@ uint32_t wanted(const Rule& r) {
   return bits;
 }
 
-// Gradients of x, w, b, and none for what follows. With a result of relu, `relued`, from the gradient of that.
+// Gradients of x, w, b, and none for what follows. With a result of relu, `relued`, or its bits, from the gradient of that.
 Tensors fused(const Rule& r, const OpDef& op, const Attrs& attrs, uint32_t wanted, const Tensor& relued = {}) {
   Tensors grads(r.size());
   if (wanted == 0) return grads;
@@ -465,27 +472,28 @@ constinit OpDef batch_norm_relu = {
     .name = "batch_norm_relu", .doc = "relu of batch_norm, or of its sum with another tensor, rounded once", .cast = Cast::keep,
     .infer = infer_batch_norm,
     .writes = [](const Call& c, size_t i) { return c.as<BatchNormAttrs>().training && (i == 3 || i == 4); },
-    .aux = 1,
-    .saves = {.in = 0b11011, .out = 3},
+    .aux = 2,
+    .saves = {.in = 0b11011, .out = 7},
     .backward = [](const Rule& r) -> Tensors {
       Tensor g = relu_grad(r.out(), r.grad());
       Tensors grads = composed_batch_norm(r, g);
       if (r.size() > 5 && r.needs(5)) grads[5] = g;  // what was added
       return grads;
     },
-    .fused_backward = [](const Rule& r) { return fused_batch_norm(r, r.out()); },
+    .fused_backward = [](const Rule& r) { return fused_batch_norm(r, r.out(2).numel() > 0 ? r.out(2) : r.out()); },
     .dtypes = {floating_types, floating_types},
     .samples = [] { return batch_norm_samples(true); },
     .kernel = {run_batch_norm<true>}};
 
 constinit OpDef batch_norm_grad = {
-    .name = "batch_norm_grad", .doc = "the gradients of batch_norm, or of batch_norm_relu from its result, over x, weight, bias and what was added", .cast = Cast::keep,
+    .name = "batch_norm_grad", .doc = "the gradients of batch_norm, or of batch_norm_relu from its result or its bits, over x, weight, bias and what was added", .cast = Cast::keep,
     .infer = [](const Call& c) -> Metas {
       const Meta& x = c.in[1].meta();
       HT_CHECK(x.shape.rank() >= 2, "batch_norm_grad: expected x [n, channels, ...], got ", x);
       uint32_t wanted = c.as<BatchNormAttrs>().wanted;
       Metas grads = gradient_metas(c, wanted, x.shape[1], {x.shape[1]});
-      HT_CHECK(!c.has(4) || (c.in[4].shape() == x.shape && c.in[4].dtype() == x.dtype), "batch_norm_grad: expected a result like x, ", x, ", got ", c.in[4].meta());
+      bool bits = c.has(4) && c.in[4].dtype() == DType::u8 && keeps_bits(laid_out_like(x, x.dtype)) && c.in[4].rank() == 1 && c.in[4].numel() == x.shape.numel() / 8;
+      HT_CHECK(!c.has(4) || bits || (c.in[4].shape() == x.shape && c.in[4].dtype() == x.dtype), "batch_norm_grad: expected a result like x, ", x, ", got ", c.in[4].meta());
       if (wanted & 1u) grads[0] = laid_out_like(x, x.dtype);
       if (wanted & 8u) grads.push_back(laid_out_like(x, x.dtype));
       return grads;

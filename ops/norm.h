@@ -35,7 +35,7 @@ HT_API Tensor group_norm(const Tensor& x, Size groups, const Tensor& w = {}, con
 HT_API Tensor instance_norm(const Tensor& x, const Tensor& w = {}, const Tensor& b = {}, double eps = 1e-5);
 
 // ---- the operators' attributes. Their last output, for the tape, is [3, statistics] in f32 (f64): the mean, what of it did
-// not fit, and 1 / sqrt(var + eps).
+// not fit, and 1 / sqrt(var + eps). batch_norm_relu adds the bits of its result, for images that lie with their channels last.
 
 // Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b, and of batch_norm_relu 3: what is added before the relu.
 // The others are empty.

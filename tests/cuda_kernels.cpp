@@ -152,7 +152,7 @@ const std::set<std::string_view> sums = {
     "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
     "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
-    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio"};
+    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad"};
 
 bool is_optimizer(std::string_view op) {
   bool found = false;
@@ -166,6 +166,9 @@ Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   // Values around 2 whose difference may be small: devices fuse multiply-adds, the CPU does not.
   if (is_optimizer(op) || op == "lerp" || op == "addcmul" || op == "addcdiv")
     return {.ulps = 8, .absolute = 8 * epsilon(dtype == DType::f64 ? dtype : DType::f32)};
+  // Slopes may be differences of what is nearly alike.
+  for (auto activation : {"tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "mish"})
+    if (op == text::cat(activation, "_grad")) return {.ulps = 8, .absolute = 8 * epsilon(dtype == DType::f64 ? dtype : DType::f32)};
   if (!sums.contains(op)) return {.ulps = 8};
   auto n = static_cast<double>(elements);
   double wide = epsilon(dtype == DType::f64 ? dtype : DType::f32);
@@ -602,7 +605,7 @@ TEST_CASE("trust ratios of many tensors") {
   trust_ratio_(device, parameters);
   for (size_t i = 0; i < host.size(); ++i) {
     INFO("tensor " << i);
-    check_same(host[i], device[i], {.ulps = 4});
+    check_same(host[i], device[i], {.ulps = 16});
   }
 }
 
