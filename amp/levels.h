@@ -32,7 +32,7 @@ struct InitializeOptions {
   std::optional<GradScalerOptions> scaler = {};   // by default a dynamic scale at O1 and O2, and none at O0 and O3
 };
 
-// A model at its level, beside the optimizers of its parameters, all of which it refers to.
+// What does not depend on the model's type: its level, its scaler, and the masters that its optimizers keep.
 class HT_API LevelState {
  public:
   GradScaler scaler;
@@ -59,6 +59,7 @@ class HT_API LevelState {
   std::vector<optim::Optimizer*> optimizers_;
 };
 
+// A model at its level. It refers to the model and to its optimizers.
 template <class Net> class Leveled final : public LevelState {
  public:
   Leveled(Net& net, std::vector<optim::Optimizer*> optimizers, const InitializeOptions& o)
@@ -86,8 +87,8 @@ template <class Net> class Leveled final : public LevelState {
     if (level() == O1) region.emplace(AutocastOptions{.dtype = dtype()});
     return result((*net_)(argument(a)...));
   }
-  // The model's in f32, whatever its level: of masters where there are some, which it aliases. Loads into a model of any
-  // level, by its own load_state_dict if it has none.
+  // The model's state in f32, whatever its level: that of the masters where there are some, which it aliases. It loads into a
+  // model of any level, or of none.
   StateDict state_dict() const { return widened(net_->state_dict()); }
   // Masters take the state's values, and weights their rounding.
   void load_state_dict(const StateDict& state, LoadOptions o = {}) {
