@@ -17,7 +17,7 @@ void register_cuda() {
                      cuda::fill_cuda_loss, cuda::fill_cuda_ctc, cuda::fill_cuda_rearrange, cuda::fill_cuda_index,
                      cuda::fill_cuda_random, cuda::fill_cuda_update, cuda::fill_cuda_optimizers, cuda::fill_cuda_schedule,
                      cuda::fill_cuda_matmul, cuda::fill_cuda_conv, cuda::fill_cuda_norm, cuda::fill_cuda_pool,
-                     cuda::fill_cuda_resize, cuda::fill_cuda_attention})
+                     cuda::fill_cuda_resize, cuda::fill_cuda_attention, cuda::fill_cuda_recurrent})
     fill();
 }
 

@@ -21,6 +21,7 @@ void fill_cuda_index();
 void fill_cuda_rearrange();
 void fill_cuda_random();
 void fill_cuda_attention();
+void fill_cuda_recurrent();
 void fill_cuda_update();
 void fill_cuda_optimizers();
 void fill_cuda_schedule();

@@ -1,4 +1,4 @@
-// Recurrent networks as compositions: a step is two products and pointwise functions of their sums.
+// Recurrent networks, step by step: two products, and what ops/recurrent.h makes of them.
 #include "halftone/nn/recurrent.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "halftone/ops/binary.h"
 #include "halftone/ops/matmul.h"
 #include "halftone/ops/random.h"
+#include "halftone/ops/recurrent.h"
 #include "halftone/ops/shape.h"
 
 namespace halftone::nn {
@@ -18,17 +19,10 @@ namespace {
 LSTMState tanh_step(const Tensor& x, const Tensor& h, const LSTMState&) { return {tanh(x + h), {}}; }
 LSTMState relu_step(const Tensor& x, const Tensor& h, const LSTMState&) { return {relu(x + h), {}}; }
 LSTMState lstm_step(const Tensor& x, const Tensor& h, const LSTMState& s) {
-  auto gate = chunk(x + h, 4, -1);
-  DType wide = s.c.dtype();
-  Tensor c = sigmoid(gate[1]).to(wide) * s.c + (sigmoid(gate[0]) * tanh(gate[2])).to(wide);
-  return {sigmoid(gate[3]) * tanh(c).to(x.dtype()), c};
+  LSTMStep next = halftone::lstm_step(x, h, s.c);
+  return {next.h, next.c};
 }
-LSTMState gru_step(const Tensor& x, const Tensor& h, const LSTMState& s) {
-  auto from_x = chunk(x, 3, -1), from_h = chunk(h, 3, -1);
-  Tensor r = sigmoid(from_x[0] + from_h[0]), z = sigmoid(from_x[1] + from_h[1]);
-  Tensor n = tanh(from_x[2] + r * from_h[2]);
-  return {n + z * (s.h.to(n.dtype()) - n), {}};
-}
+LSTMState gru_step(const Tensor& x, const Tensor& h, const LSTMState& s) { return {halftone::gru_step(x, h, s.h), {}}; }
 auto step_of(RecurrentNonlinearity f) { return f == RecurrentNonlinearity::tanh ? tanh_step : relu_step; }
 
 // The steps of x [t, ...], by halves: the gradient of x is then put together in log2(t) sweeps, not in t.

@@ -22,7 +22,8 @@ std::span<OpDef* const> library_ops() {
     elementwise::each(reduce::Family{}, [&]<class Op>(Type<Op>) { ops.push_back(&reduce::def<Op>); });
     elementwise::each(update::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&update::def<Op>); });
     for (auto family : {copy_ops(), shape_ops(), rearrange_ops(), reduce_ops(), scan_ops(), order_ops(), matmul_ops(), conv_ops(), norm_ops(),
-                        pool_ops(), resize_ops(), softmax_ops(), loss_ops(), index_ops(), random_ops(), attention_ops(), update_ops(), schedule_ops()})
+                        pool_ops(), resize_ops(), softmax_ops(), loss_ops(), index_ops(), random_ops(), attention_ops(), recurrent_ops(), update_ops(),
+                        schedule_ops()})
       ops.insert(ops.end(), family.begin(), family.end());
     return ops;
   }();

@@ -25,6 +25,7 @@ std::span<OpDef* const> loss_ops();
 std::span<OpDef* const> index_ops();
 std::span<OpDef* const> random_ops();
 std::span<OpDef* const> attention_ops();
+std::span<OpDef* const> recurrent_ops();
 std::span<OpDef* const> update_ops();
 std::span<OpDef* const> schedule_ops();
 

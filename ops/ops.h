@@ -13,6 +13,7 @@
 #include "halftone/ops/pool.h"
 #include "halftone/ops/random.h"
 #include "halftone/ops/rearrange.h"
+#include "halftone/ops/recurrent.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/resize.h"
 #include "halftone/ops/scan.h"

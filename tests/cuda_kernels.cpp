@@ -152,7 +152,8 @@ const std::set<std::string_view> sums = {
     "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
     "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
-    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad"};
+    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad", "lstm_step",
+    "lstm_step_grad", "gru_step", "gru_step_grad"};
 
 bool is_optimizer(std::string_view op) {
   bool found = false;
@@ -175,7 +176,7 @@ Bound bound_for(std::string_view op, DType dtype, int64_t elements) {
   if (op == "prod" || op == "cumprod") return {.ulps = 4 + n, .absolute = 4 * wide * n};  // each factor rounds the whole
   // Terms that may all go to one place, one after the other.
   if (op == "scatter_add" || op == "index_add" || op == "embedding_grad") return {.ulps = 4, .absolute = 32 * wide * n};
-  // On a GPU a composition, whose steps round.
+  // Factors of products are 16-bit on a GPU, weights and their gradients among them.
   if (op == "attention" || op == "attention_grad") return {.ulps = 4, .absolute = 4 * wide * n + (is_16bit_dtype(dtype) ? 4 * epsilon(dtype) : 0)};
   // cuDNN may round a gradient of weights to 16 bits on its way to f32.
   if (op == "conv_weight" && is_16bit_dtype(dtype)) return {.ulps = 2 * epsilon(dtype) / epsilon(DType::f32), .absolute = 4 * wide * n};

@@ -21,7 +21,8 @@ const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cr
                           "pad_grad", "scatter_add", "index_add", "embedding_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy",
                           "binary_cross_entropy_with_logits", "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad",
                           "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "linear_grad", "trust_ratio",
-                          "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "mish_grad"};
+                          "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "mish_grad",
+                          "lstm_step", "lstm_step_grad", "gru_step", "gru_step_grad"};
 
 Names binary_names() {
   Names n;
