@@ -90,7 +90,7 @@ template <class T> int channels_together(int64_t c, std::initializer_list<const 
 // Loads that a thread has under way.
 constexpr int in_flight = 2;
 // Blocks of a multiprocessor between which its registers may be divided.
-constexpr int resident = 4, resident_of_gradients = 3;
+constexpr int resident = 4, resident_of_many = 3;  // the latter where several tensors are read
 
 // Where a is a gradient of relu's result y, it counts only where that is not 0, as in relu_grad: by y itself or by a bit for
 // each element.
@@ -131,7 +131,7 @@ template <class T, class F> void visit_gate(const Relued<T>& r, F run) {
 }
 
 template <int n, Gate gate, class T, class F>
-__global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? resident_of_gradients : resident)
+__global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? resident_of_many : resident)
     column_sums(const F f, const T* a, const T* b, const Relued<T> relu, const Columns k, const Parts parts, typename F::Sum* sums) {
   using Sum = typename F::Sum;
   constexpr int warps = threads / warp_size;
@@ -223,7 +223,7 @@ template <class T, class F> void channel_sums(const char* name, const F& f, cons
   using Sum = typename F::Sum;
   auto merge = [&](const Sum* sums, int64_t parts) { launch(name, merge_sums<F>, grid(ceil_div(p.c, 8)), threads, f, sums, p.c, parts); };
   if (p.inner == 1) {
-    constexpr int64_t enough_blocks = 132 * (F::reads_both ? resident_of_gradients : resident), least_images = 4;  // for 132 multiprocessors
+    constexpr int64_t enough_blocks = 132 * (F::reads_both ? resident_of_many : resident), least_images = 4;  // for 132 multiprocessors
     const Columns k(p.n, p.c, channels_together<T>(p.c, {a, b, relu.y, relu.masked}));
     const Parts parts = cut(ceil_div(p.n, k.down() * least_images), k.strips, enough_blocks);
     const Parts of_images{parts.count, parts.images * k.down() * least_images};
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 template <int n, bool with_relu, bool added, class T, class W>
-__global__ void __launch_bounds__(threads, resident)
+__global__ void __launch_bounds__(threads, added ? resident_of_many : resident)
     batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, uint8_t* bits, const Columns k) {
   Affine<T> here[n];
   auto look = [&](int64_t c) {
@@ -441,7 +441,7 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
     auto run = [&]<bool added>(std::bool_constant<added>) {
       if (p.inner == 1) {
         const Columns k(p.n, p.c, channels_together<T>(p.c, {x, y, z}));
-        k.n == 1 ? apply(batch_norm_columns<1, with_relu, added, T, W>, grid(k, resident), bits, k) : apply(batch_norm_columns<n, with_relu, added, T, W>, grid(k, resident), bits, k);
+        k.n == 1 ? apply(batch_norm_columns<1, with_relu, added, T, W>, grid(k, added ? resident_of_many : resident), bits, k) : apply(batch_norm_columns<n, with_relu, added, T, W>, grid(k, added ? resident_of_many : resident), bits, k);
       } else if (packs<T>(p, {x, y, z})) apply(batch_norm_planes<n, with_relu, added, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
       else apply(batch_norm_planes<1, with_relu, added, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
     };
@@ -549,7 +549,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 template <int n, Gate gate, class T, class W>
-__global__ void __launch_bounds__(threads, resident_of_gradients)
+__global__ void __launch_bounds__(threads, resident_of_many)
     batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const Relued<T> relu, const Columns k) {
   Slope<T> here[n];
   auto look = [&](int64_t c) {
@@ -610,8 +610,8 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
     if (p.inner == 1) {
       const Columns k(p.n, p.c, channels_together<T>(p.c, {dx, g, x, relu.y}));
       visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
-        if (k.n > 1) apply(batch_norm_grad_columns<n, gate, T, W>, grid(k, resident_of_gradients), relu, k);
-        else apply(batch_norm_grad_columns<1, gate == Gate::bits ? Gate::result : gate, T, W>, grid(k, resident_of_gradients), relu, k);
+        if (k.n > 1) apply(batch_norm_grad_columns<n, gate, T, W>, grid(k, resident_of_many), relu, k);
+        else apply(batch_norm_grad_columns<1, gate == Gate::bits ? Gate::result : gate, T, W>, grid(k, resident_of_many), relu, k);
       });
     } else if (packs<T>(p, {g, x, dx})) apply(batch_norm_grad_planes<n, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
     else apply(batch_norm_grad_planes<1, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));

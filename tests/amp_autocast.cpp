@@ -418,10 +418,10 @@ TEST_CASE("a trace shows what ran in which dtype, and what was left alone") {
   INFO(os.str());
   CHECK(os.str().find("linear  bf16[2, 3], bf16[4, 3] -> bf16[2, 4]\n") != std::string::npos);
   CHECK(os.str().find("relu  bf16[2, 4] -> bf16[2, 4]  (left alone)\n") != std::string::npos);
-  CHECK(t.count("matmul") == 1);  // the weight's gradient: backward is seen too
+  CHECK(t.count("linear_grad") == 1);  // the weight's gradient: backward is seen too
   bool found = false;
   for (auto& l : t.lines)
-    if (l.op == "matmul") found = l.out[0].dtype == f32 && l.in[0].dtype == bf16;
+    if (l.op == "linear_grad") found = l.out[1].dtype == f32 && l.in[0].dtype == bf16;
   CHECK(found);
   CHECK(std::count_if(t.lines.begin(), t.lines.end(), [](auto& l) { return l.in_backward; }) >= 3);
   CHECK_FALSE(thread_state().on(Layer::profile));

@@ -219,7 +219,7 @@ TEST_CASE("report_5: backward finds 16-bit tensors on the tape, and nothing is c
     INFO(backward);
     bool low_products = false;
     for (auto& line : backward.lines)
-      if (line.op == "matmul" || line.op == "linear")
+      if (line.op == "linear_grad")
         for (auto& in : line.in) {
           CHECK(in.dtype == t);
           low_products = true;
@@ -458,7 +458,7 @@ TEST_CASE("report_59: an operator without a 16-bit kernel runs in f32") {
   for (const OpDef* op : registry())
     on_devices([&](Device d) {
       DTypes types = op->dtypes[static_cast<size_t>(d.type)];
-      if (!contains(types, f32)) return;
+      if (!contains(types, f32) || op == &op::trust_ratio) return;  // its directions are f32 whatever their parameters are
       INFO(op->name);
       for (DType t : {bf16, f16}) CHECK((contains(types, t) || op->cast == Cast::full));
     });
