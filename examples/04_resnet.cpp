@@ -1,0 +1,137 @@
+// Trains ResNet-18 for small images on CIFAR-10, in one or several precisions, and compares them. Its names are torchvision's.
+// ctest: --data resnet_data --random 60 --epochs 1 --batch 20 --width 4 --precision fp32 bf16 --fresh --out resnet_test
+#include <filesystem>
+#include <fstream>
+
+#include "halftone/examples/run.h"
+
+namespace ht = halftone;
+using namespace ht;
+using namespace ht::examples;
+
+namespace {
+
+struct Options : Run {
+  int64_t epochs = 30, batch = 512, width = 64, workers = 2, random = 0;
+  double lr = 0.4;
+  Options() : Run("runs/resnet") { data = "data/cifar-10-batches-bin"; }
+};
+
+nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
+  return nn::Conv2d(in, out, kernel, {.stride = stride, .padding = kernel / 2, .bias = false});
+}
+
+// relu(x + f(x)) of two convolutions (He et al., "Deep residual learning", 2016); a projection of x where the shape changes.
+struct BasicBlock : nn::Module {
+  BasicBlock(int64_t in, int64_t out, int64_t stride) : conv1(conv(in, out, 3, stride)), conv2(conv(out, out, 3, 1)), bn1(out), bn2(out) {
+    if (in != out || stride != 1) downsample.add(conv(in, out, 1, stride)).add(nn::BatchNorm2d(out));
+  }
+  nn::Conv2d conv1, conv2;
+  nn::BatchNorm2d bn1, bn2;
+  nn::Sequential downsample;
+  HT_FIELDS(conv1, bn1, conv2, bn2, downsample)
+  Tensor forward(const Tensor& x) override { return bn2.add_relu(conv2(relu(bn1(conv1(x)))), downsample.size() > 0 ? downsample(x) : x); }
+};
+
+struct ResNet18 : nn::Module {
+  ResNet18(int64_t width, int64_t classes)
+      : conv1(conv(3, width, 3, 1)), bn1(width), layer1(stage(width, width, 1)), layer2(stage(width, 2 * width, 2)), layer3(stage(2 * width, 4 * width, 2)),
+        layer4(stage(4 * width, 8 * width, 2)), fc(8 * width, classes) {}
+  nn::Conv2d conv1;
+  nn::BatchNorm2d bn1;
+  nn::Sequential layer1, layer2, layer3, layer4;
+  nn::Linear fc;
+  HT_FIELDS(conv1, bn1, layer1, layer2, layer3, layer4, fc)
+  Tensor forward(const Tensor& x) override {
+    Tensor y = layer4(layer3(layer2(layer1(relu(bn1(conv1(x)))))));
+    return fc(y.mean({2, 3}));
+  }
+  static nn::Sequential stage(int64_t in, int64_t out, int64_t stride) { return nn::Sequential{BasicBlock(in, out, stride), BasicBlock(out, out, 1)}; }
+};
+
+// Files of CIFAR-10's format with n images each that are noise around their class's colour: to try the program without the real ones.
+void write_random(const std::string& folder, int64_t n) {
+  io::make_folders(folder);
+  for (std::string name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin", "test_batch.bin"}) {
+    std::ofstream file(folder + "/" + name, std::ios::binary);
+    for (int64_t i = 0; i < n; ++i) {
+      Tensor image = randint(0, 128, {3 * 32 * 32}) + 12 * (i % 10);
+      std::string record(1, static_cast<char>(i % 10));
+      for (auto v : image.to_vector<int64_t>()) record += static_cast<char>(v);
+      file << record;
+    }
+    HT_CHECK(file.flush(), "--random: cannot write ", folder, "/", name);
+  }
+}
+
+std::optional<Result> train_once(const Options& o, const Run& run) {
+  Device device = run.place();
+  manual_seed(run.seed);
+  ResNet18 net(o.width, 10);
+  net.to(device);
+  data::Normalize normalize({0.4914, 0.4822, 0.4465}, {0.2470, 0.2435, 0.2616});
+  auto train_set = data::transform(data::cifar10(o.data), data::RandomCrop(32, {.padding = 4}), data::RandomFlip(), normalize);
+  data::DataLoader loader(train_set, {.batch_size = o.batch, .shuffle = true, .workers = static_cast<int>(o.workers), .drop_last = true, .seed = run.seed, .device = device});
+  HT_CHECK(loader.size() > 0, "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
+  data::DataLoader test_loader(data::transform(data::cifar10(o.data, {.train = false}), normalize), {.batch_size = 1000, .device = device});
+  optim::SGD opt(net.parameters(), {.lr = o.lr, .momentum = 0.9, .weight_decay = 5e-4, .nesterov = true});
+  optim::OneCycleLR schedule(opt, {.max_lr = o.lr, .steps = std::max<int64_t>(o.epochs * loader.size(), 8), .share = 0.25});
+
+  reset_peak_memory(device);
+  auto trained = train(net, loader,
+                       {.epochs = o.epochs,
+                        .optimizer = &opt,
+                        .schedule = &schedule,
+                        .validation = test_loader,
+                        .autocast = run.dtype(),
+                        .folder = run.out,
+                        .resume = !run.fresh,
+                        .capture = run.capture});
+  if (trained.interrupted) {
+    std::printf("stopped in epoch %zu; the same command goes on from there\n", trained.epochs.size() + 1);
+    return {};
+  }
+  Result r{.precision = run.precision, .peak_mib = static_cast<double>(memory_stats(device).peak) / (1 << 20), .final_scale = trained.final_scale,
+           .skipped_steps = trained.skipped_steps};
+  for (auto& e : trained.epochs) {
+    r.losses.push_back(e.loss);
+    r.seconds += e.seconds;
+  }
+  if (!trained.epochs.empty()) {
+    r.test_accuracy = 100 * trained.epochs.back().accuracy;
+    r.samples_per_s = static_cast<double>(o.epochs * loader.size() * o.batch) / r.seconds;
+  }
+  io::save(run.file("resnet.safetensors"), net.state_dict());
+  run.write_metrics(r.fields());
+  return r;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  Options o;
+  CLI::App app("Trains ResNet-18 on CIFAR-10, and writes to OUT: resnet.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With several "
+               "precisions each gets a folder of its own.");
+  app.add_option("--data", o.data, "folder of CIFAR-10's binary version (cifar-10-binary.tar.gz, https://www.cs.toronto.edu/~kriz/cifar.html)")->capture_default_str();
+  app.add_option("--random", o.random, "where there is no folder DATA, make one with files of so many random images each")->check(CLI::NonNegativeNumber);
+  o.add_to(app, true);
+  app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--width", o.width, "channels of the first convolution")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", o.lr, "largest learning rate of the cycle")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--workers", o.workers, "threads that prepare batches")->check(CLI::NonNegativeNumber)->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  o.place();
+  if (o.random > 0 && !std::filesystem::exists(o.data)) write_random(o.data, o.random);
+  std::printf("%s", ResNet18(o.width, 10).summary({o.batch, 3, 32, 32}).c_str());
+  std::vector<Result> results;
+  for (auto& run : o.each()) {
+    auto result = train_once(o, run);
+    if (!result) return 130;
+    results.push_back(*result);
+  }
+  compare(o, results);
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "resnet: %s\n", e.what());
+  return 1;
+}
