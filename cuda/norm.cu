@@ -114,14 +114,29 @@ template <class T, int n> struct Gated<T, n, Gate::result> {
   }
 };
 template <class T, int n> struct Gated<T, n, Gate::bits> {
+  static_assert(n == 8 && sizeof(T) == 2);
   uint32_t bits;
   __device__ void load(const Relued<T>& r, int64_t at) { bits = r.bits[at / 8]; }
+  // Two elements at a time.
   __device__ void apply(Pack<T, n>& g) const {
+    uint32_t words[n / 2];
+    memcpy(words, &g, sizeof g);
 #pragma unroll
-    for (int j = 0; j < n; ++j)
-      if (!(bits >> j & 1u)) g.v[j] = to<T>(0.f);
+    for (int k = 0; k < n / 2; ++k) words[k] &= (bits >> 2 * k & 1u) * 0xffffu | (bits >> (2 * k + 1) & 1u) * 0xffff0000u;
+    memcpy(&g, words, sizeof g);
   }
 };
+// A bit for each of 8 elements: whether it is not 0.
+template <class T> __device__ uint8_t nonzero_bits(const Pack<T, 8>& v) {
+  uint32_t words[4], bits = 0;
+  memcpy(words, &v, sizeof v);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t carry = (words[k] & 0x7fff7fffu) + 0x7fff7fffu;  // reaches the sign's place of what is not 0
+    bits |= (carry >> 15 & 1u) << 2 * k | (carry >> 31) << (2 * k + 1);
+  }
+  return static_cast<uint8_t>(bits);
+}
 // Calls run(a constant: the gate).
 template <class T, class F> void visit_gate(const Relued<T>& r, F run) {
   if constexpr (is_16bit<T>)
@@ -369,17 +384,16 @@ template <int n, bool added, class T> __device__ Operands<T, n, added> load_oper
   return in;
 }
 template <bool with_relu, int n, bool added, class T> __device__ void normalise(T* y, uint8_t* bits, Operands<T, n, added> in, const Affine<T>* here, int step) {
-  uint32_t open = 0;
 #pragma unroll
   for (int j = 0; j < n; ++j) {
     wide_t<T> r = here[j * step].of(in.x.v[j]);
     if constexpr (added) r += to<wide_t<T>>(in.z.v[j]);
     if constexpr (with_relu) r = unary::Relu::f(r);
     in.x.v[j] = to<T>(r);
-    if constexpr (with_relu && n == 8) open |= (to<wide_t<T>>(in.x.v[j]) <= 0 ? 0u : 1u) << j;
   }
   store_pack(y, in.x);
-  if (with_relu && n == 8 && bits) *bits = static_cast<uint8_t>(open);
+  if constexpr (with_relu && n == 8)
+    if (bits) *bits = nonzero_bits(in.x);
 }
 template <int n, bool with_relu, bool added, class T, class W>
 __global__ void __launch_bounds__(threads)
