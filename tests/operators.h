@@ -152,7 +152,7 @@ inline Tensor weighed(const std::vector<Tensor>& y, uint64_t seed = 7) {
       w[k] = u < .5 ? u - 1 : u;
     }
     DType t = y[i].dtype() == DType::f64 ? DType::f64 : DType::f32;
-    Tensor part = sum(y[i].to(t) * from_values(w, y[i].shape(), t));
+    Tensor part = sum(y[i].to(t) * from_values(w, y[i].shape(), t).to(y[i].device()));
     total = total.defined() ? total + part : part;
   }
   return total;
