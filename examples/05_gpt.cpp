@@ -65,7 +65,7 @@ struct Gpt : nn::Module {
   nn::Linear head;
   HT_FIELDS(tokens, positions, blocks, norm, head)
   Tensor forward(const Tensor& x) override {  // [n, t], i64 -> [n, t, letters]
-    Tensor h = tokens(x) + positions(arange(x.size(1), {.device = x.device()}));
+    Tensor h = tokens(x) + positions.weight.slice(0, 0, x.size(1));
     for (auto& block : blocks) h = block(h);
     return head(norm(h));
   }

@@ -37,7 +37,7 @@ double distance(const Tensor& got, const Tensor& expected) {
   }
   return difference / largest;
 }
-double unit(DType t) { return t == DType::f32 ? 2e-5 : t == DType::f16 ? 4e-3 : 3e-2; }
+double unit(DType t) { return t == DType::f32 ? 4e-5 : t == DType::f16 ? 4e-3 : 3e-2; }
 
 struct Attended { Tensor y; std::vector<Tensor> grads; };
 
