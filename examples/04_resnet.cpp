@@ -87,23 +87,9 @@ std::optional<Result> train_once(const Options& o, const Run& run) {
                         .folder = run.out,
                         .resume = !run.fresh,
                         .capture = run.capture});
-  if (trained.interrupted) {
-    std::printf("stopped in epoch %zu; the same command goes on from there\n", trained.epochs.size() + 1);
-    return {};
-  }
-  Result r{.precision = run.precision, .peak_mib = static_cast<double>(memory_stats(device).peak) / (1 << 20), .final_scale = trained.final_scale,
-           .skipped_steps = trained.skipped_steps};
-  for (auto& e : trained.epochs) {
-    r.losses.push_back(e.loss);
-    r.seconds += e.seconds;
-  }
-  if (!trained.epochs.empty()) {
-    r.test_accuracy = 100 * trained.epochs.back().accuracy;
-    r.samples_per_s = static_cast<double>(o.epochs * loader.size() * o.batch) / r.seconds;
-  }
-  io::save(run.file("resnet.safetensors"), net.state_dict());
-  run.write_metrics(r.fields());
-  return r;
+  auto result = result_of(trained, run, loader.size() * o.batch);
+  if (result) io::save(run.file("resnet.safetensors"), net.state_dict());
+  return result;
 }
 
 }  // namespace

@@ -178,6 +178,25 @@ struct Result {
             {"losses", losses}};
   }
 };
+// What train() came to, saved as metrics.json; nothing where it was interrupted. `examples` is their number in an epoch.
+inline std::optional<Result> result_of(const TrainResult& trained, const Run& run, int64_t examples) {
+  if (trained.interrupted) {
+    std::printf("stopped in epoch %zu; the same command goes on from there\n", trained.epochs.size() + 1);
+    return {};
+  }
+  Result r{.precision = run.precision, .peak_mib = static_cast<double>(memory_stats(run.place()).peak) / (1 << 20), .final_scale = trained.final_scale,
+           .skipped_steps = trained.skipped_steps};
+  for (auto& e : trained.epochs) {
+    r.losses.push_back(e.loss);
+    r.seconds += e.seconds;
+  }
+  if (!trained.epochs.empty()) {
+    r.test_accuracy = 100 * trained.epochs.back().accuracy;
+    r.samples_per_s = static_cast<double>(examples) * static_cast<double>(trained.epochs.size()) / r.seconds;
+  }
+  run.write_metrics(r.fields());
+  return r;
+}
 inline void compare(const Run& run, const std::vector<Result>& results) {
   std::vector<io::Curve> curves;
   for (auto& r : results) curves.push_back({r.precision, r.losses});
