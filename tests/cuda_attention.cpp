@@ -24,12 +24,12 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   Tensor x = to_host(a, "test"), y = to_host(b, "test");
   return x.meta().shape == y.meta().shape && std::memcmp(x.raw_data(), y.raw_data(), static_cast<size_t>(x.numel()) * size_of(x.dtype())) == 0;
 }
-// The largest difference, as a fraction of the largest element, but of 0.1 where all are smaller: gradients that are 0 are what
-// is left of sums around 1. Infinite where one is NaN and the other is not.
+// The largest difference, as a fraction of the largest element, but of 0.3 where all are smaller: a gradient that is 0,
+// as a single key's, is what rounding leaves of sums of a hundred terms around 1. Infinite where one is NaN and the other is not.
 double distance(const Tensor& got, const Tensor& expected) {
   auto a = got.to_vector<double>(), b = expected.to_vector<double>();
   REQUIRE(got.shape() == expected.shape());
-  double largest = 0.1, difference = 0;
+  double largest = 0.3, difference = 0;
   for (double x : b) if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
   for (size_t i = 0; i < a.size(); ++i) {
     if (std::isnan(a[i]) && std::isnan(b[i])) continue;
@@ -37,7 +37,7 @@ double distance(const Tensor& got, const Tensor& expected) {
   }
   return difference / largest;
 }
-double unit(DType t) { return t == DType::f32 ? 4e-5 : t == DType::f16 ? 4e-3 : 3e-2; }
+double unit(DType t) { return t == DType::f32 ? 2e-5 : t == DType::f16 ? 4e-3 : 3e-2; }
 
 struct Attended { Tensor y; std::vector<Tensor> grads; };
 
