@@ -1,7 +1,6 @@
 // The gradient scaler: its stages, overflow, several optimizers, clipping, state, and that scaling changes no bit.
 #include "halftone/halftone.h"
-#include "halftone/tests/catch.h"
-#include "halftone/tests/scoreboard.h"
+#include "halftone/tests/error_text.h"
 
 using namespace halftone;
 using amp::GradScaler;
@@ -9,12 +8,6 @@ using amp::GradScaler;
 namespace {
 
 constexpr float inf = std::numeric_limits<float>::infinity();
-
-#define TEXT(expression, text)                \
-  do {                                        \
-    CHECK_THROWS_WITH(expression, text);      \
-    halftone::tests::count("error_texts");    \
-  } while (false)
 
 struct Net {
   Tensor w1 = randn({8, 6}, {.requires_grad = true}), b1 = zeros({8}, {.requires_grad = true});

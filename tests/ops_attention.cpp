@@ -1,4 +1,5 @@
 // Attention against loops written from its formula, what masks hide, grouped heads, dropout, autocast, error texts.
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/operators.h"
 
 using namespace halftone;
@@ -40,12 +41,6 @@ template <class F> Tensor by_loops(const Tensor& q, const Tensor& k, const Tenso
 }
 
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("attention is its formula") {
   manual_seed(1);

@@ -3,6 +3,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -215,12 +216,6 @@ TEST_CASE("convolutions widen 16-bit sums, and gradients of cast weights leave i
   CHECK(g[0].dtype() == DType::f32);
   check(g[0], {1, 1, 1, 1}, {3000});  // bf16 has no 3000: 2992 or 3008
 }
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("errors of convolutions") {
   auto f = [](const Shape& s) { return ones(s); };

@@ -4,6 +4,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -396,12 +397,6 @@ TEST_CASE("0-d CPU tensors meet tensors of any device") {
   golden(where(mask, tensor(5.f), tensor(7.f)), {5, 7});
   golden(x.add_(tensor(1.f)), {2, -1});
 }
-
-#define TEXT(expression, text)              \
-  do {                                      \
-    CHECK_THROWS_WITH(expression, text);    \
-    halftone::tests::count("error_texts");  \
-  } while (false)
 
 TEST_CASE("errors of the elementwise families") {
   const Tensor f = ones({2}), i = zeros({2}, {.dtype = DType::i64}), undefined;

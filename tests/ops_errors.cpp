@@ -1,7 +1,6 @@
 // The exact texts of errors: what was expected, what came, the cure.
 #include "halftone/halftone.h"
-#include "halftone/tests/catch.h"
-#include "halftone/tests/scoreboard.h"
+#include "halftone/tests/error_text.h"
 
 using namespace halftone;
 
@@ -10,12 +9,6 @@ Tensor f(const Shape& s) { return ones(s); }
 Tensor i64(const Shape& s) { return zeros(s, {.dtype = DType::i64}); }
 const Tensor undefined;
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("errors of elementwise operators") {
   TEXT(f({3}) + f({4}), "add: shapes [3] and [4] do not broadcast; counted from the back, sizes must be equal or 1");

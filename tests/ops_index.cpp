@@ -1,6 +1,7 @@
 // Index operators against loops written here, indices that repeat or leave their range, and their error texts.
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -52,12 +53,6 @@ void same(const Tensor& got, const Doubles& expected, double tolerance = 0) {
 }
 
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("gather, scatter and scatter_add are loops over the index") {
   Random random{1};

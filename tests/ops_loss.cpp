@@ -3,6 +3,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -84,12 +85,6 @@ void check_loss(const char* name, const Loss& loss, const Formula& formula, cons
 }
 
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("cross_entropy's known answers with class weights and probabilities") {
   Tensor x = tensor<double>({{1, 2, 3}, {.5, -1, 4}, {2, 2, 2}}), target = tensor<int64_t>({2, -100, 0});

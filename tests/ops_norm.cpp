@@ -3,6 +3,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -248,12 +249,6 @@ TEST_CASE("normalisations under autocast keep dtypes, and weights get f32 gradie
   CHECK((g[0].dtype() == DType::bf16 && g[1].dtype() == DType::f32 && g[2].dtype() == DType::f32));
   CHECK(layer_norm(x, {3}, ones({3})).dtype() == DType::bf16);
 }
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("errors of normalisations") {
   auto f = [](const Shape& s) { return ones(s); };

@@ -3,6 +3,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -78,12 +79,6 @@ void check_einsum(const std::vector<std::string>& terms, const std::string& resu
 }
 
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("einsum is a loop over its letters") {
   std::map<char, int64_t> s{{'a', 2}, {'b', 3}, {'i', 4}, {'j', 3}, {'k', 2}, {'l', 5}, {'z', 1}};

@@ -1,6 +1,7 @@
 // Draws: their distributions, what a key determines, streams that never overlap, and error texts.
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -17,12 +18,6 @@ const Tensor undefined;
 bool likely(double count, double n, double p) { return std::abs(count - n * p) <= 5 * std::sqrt(n * p * (1 - p)) + 1e-9; }
 
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("dropout keeps a share of elements and scales them; the gradient has the same holes") {
   manual_seed(1);

@@ -1,7 +1,6 @@
 // Steps of recurrent networks against their formulas, dtypes of the state, error texts.
 #include "halftone/halftone.h"
-#include "halftone/tests/catch.h"
-#include "halftone/tests/scoreboard.h"
+#include "halftone/tests/error_text.h"
 
 using namespace halftone;
 
@@ -22,12 +21,6 @@ double unit(DType t) { return t == DType::f64 ? 1e-15 : t == DType::f32 ? 1e-6 :
 constexpr DType dtypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16};
 
 }  // namespace
-
-#define TEXT(expression, text)            \
-  do {                                    \
-    CHECK_THROWS_WITH(expression, text);  \
-    halftone::tests::count("error_texts"); \
-  } while (false)
 
 TEST_CASE("lstm_step is its formula, and c keeps its dtype") {
   manual_seed(1);

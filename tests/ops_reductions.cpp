@@ -6,6 +6,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -311,12 +312,6 @@ TEST_CASE("derivatives at zeros and equals") {
   golden(gradient([](auto& x) { return norm(x, {.p = inf}); }, tensor({3., 0., -4.})), {0, 0, -1});
   golden(gradient([](auto& x) { return norm(x, {.p = .5}); }, tensor({1., 0., 4.})), {3, 0, 1.5}, 1e-15);
 }
-
-#define TEXT(expression, text)             \
-  do {                                     \
-    CHECK_THROWS_WITH(expression, text);   \
-    halftone::tests::count("error_texts"); \
-  } while (false)
 
 TEST_CASE("errors of reductions, scans and orders") {
   const Tensor f = ones({2, 3}), i = zeros({2}, {.dtype = DType::i64}), undefined;

@@ -3,6 +3,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -122,12 +123,6 @@ TEST_CASE("pixels shuffle and unshuffle") {
   check(pixel_unshuffle(pixel_shuffle(x, 2), 2), {2, 12, 3, 5}, v);
   CHECK(pixel_shuffle(ones({0, 4, 2, 2}), 2).shape() == Shape{0, 1, 4, 4});
 }
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("errors of resizing and windows") {
   auto f = [](const Shape& s) { return ones(s); };

@@ -1,6 +1,7 @@
 // Views and rearrangements against index arithmetic written here, their gradients, and their error texts.
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/error_text.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -13,12 +14,6 @@ std::vector<double> values(const Tensor& t) { return t.to_vector<double>(); }
 using Doubles = std::vector<double>;
 
 }  // namespace
-
-#define TEXT(expression, text)                           \
-  do {                                                   \
-    CHECK_THROWS_WITH(expression, text);                 \
-    halftone::tests::count("error_texts");               \
-  } while (false)
 
 TEST_CASE("tensors without elements are joined along any dimension") {
   for (int64_t dim : {0, 1, 2}) {
