@@ -95,13 +95,7 @@ int main(int argc, char** argv) try {
   data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
   HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
   std::printf("%lld training and %lld test images from %s\n", static_cast<long long>(train_set.size()), static_cast<long long>(test_set.size()), o.data.c_str());
-  std::vector<Result> results;
-  for (auto& run : o.each()) {
-    auto result = train_once(o, run, train_set, test_set);
-    if (!result) return 130;
-    results.push_back(*result);
-  }
-  compare(o, results);
+  return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
 } catch (const std::exception& e) {
   std::fprintf(stderr, "mlp: %s\n", e.what());
   return 1;

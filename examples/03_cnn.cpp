@@ -49,7 +49,6 @@ std::optional<Result> train_once(const Options& o, const Run& run, const Mirrore
   optim::OneCycleLR schedule(opt, {.max_lr = o.lr, .steps = std::max<int64_t>(o.epochs * loader.size(), 8), .share = 0.25});
 
   reset_peak_memory(device);
-  Clock clock;
   auto trained = train(net, loader,
                        {.epochs = o.epochs,
                         .optimizer = &opt,
@@ -83,13 +82,7 @@ int main(int argc, char** argv) try {
   data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
   HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
   std::printf("%s", make_net(o.width).summary({o.batch, 1, 28, 28}).c_str());
-  std::vector<Result> results;
-  for (auto& run : o.each()) {
-    auto result = train_once(o, run, train_set, test_set);
-    if (!result) return 130;
-    results.push_back(*result);
-  }
-  compare(o, results);
+  return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
 } catch (const std::exception& e) {
   std::fprintf(stderr, "cnn: %s\n", e.what());
   return 1;

@@ -110,13 +110,7 @@ int main(int argc, char** argv) try {
   o.place();
   if (o.random > 0 && !std::filesystem::exists(o.data)) write_random(o.data, o.random);
   std::printf("%s", ResNet18(o.width, 10).summary({o.batch, 3, 32, 32}).c_str());
-  std::vector<Result> results;
-  for (auto& run : o.each()) {
-    auto result = train_once(o, run);
-    if (!result) return 130;
-    results.push_back(*result);
-  }
-  compare(o, results);
+  return train_each(o, [&](const Run& run) { return train_once(o, run); });
 } catch (const std::exception& e) {
   std::fprintf(stderr, "resnet: %s\n", e.what());
   return 1;

@@ -208,4 +208,16 @@ inline void compare(const Run& run, const std::vector<Result>& results) {
                 r.final_scale, static_cast<long long>(r.skipped_steps), r.seconds);
 }
 
+// Trains in each precision by train_once(run), which gives a result unless it was interrupted, and compares: what main returns.
+template <class F> int train_each(const Run& run, F train_once) {
+  std::vector<Result> results;
+  for (auto& one : run.each()) {
+    std::optional<Result> result = train_once(one);
+    if (!result) return 130;
+    results.push_back(*result);
+  }
+  compare(run, results);
+  return 0;
+}
+
 }  // namespace halftone::examples
