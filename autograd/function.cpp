@@ -18,15 +18,10 @@ class FunctionNode final : public Node {
                const char* function)
       : Node(function), context_(std::move(ctx)), backward_(f) {
     for (auto& t : x) {
-      Input& i = inputs.emplace_back();
-      if (!t.defined()) continue;
-      i.edge = edge_of(t);
-      i.meta = t.meta();
+      if (t.defined()) inputs.emplace_back(edge_of(t), t.meta());
+      else inputs.emplace_back();
     }
-    for (auto& t : y) {
-      Output& o = outputs.emplace_back();
-      if (t.defined()) o.meta = t.meta();
-    }
+    for (auto& t : y) outputs.emplace_back(t.defined() ? t.meta() : Meta());
     if (cast == FunctionCast::any && thread_state().on(Layer::autocast)) autocast_ = thread_state().slot[autocast_slot];
   }
 

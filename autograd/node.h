@@ -62,11 +62,14 @@ class Node : public std::enable_shared_from_this<Node> {
     Meta meta;
     Tensor saved;
     uint64_t version = 0;
+    Input() noexcept {}
+    Input(Edge e, const Meta& m) : edge(std::move(e)), meta(m) {}
   };
   struct Output {
     Meta meta;
     Tensor saved;  // without history
     uint64_t version = 0;
+    explicit Output(const Meta& m) : meta(m) {}
   };
 
   explicit Node(const char* name);

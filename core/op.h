@@ -14,7 +14,7 @@ struct OpDef;
 class Attrs {
  public:
   static constexpr size_t capacity = 144;
-  Attrs() noexcept = default;
+  Attrs() noexcept {}  // not defaulted: `{}` would clear the bytes first
   template <class P> static Attrs of(const P& p) {
     static_assert(std::is_trivially_copyable_v<P> && sizeof(P) <= capacity, "attributes: trivially copyable, at most 144 bytes");
     Attrs a;

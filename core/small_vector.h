@@ -12,7 +12,7 @@ namespace halftone {
 
 template <class T, size_t N> class SmallVector {
  public:
-  SmallVector() = default;
+  SmallVector() noexcept {}  // not defaulted: `{}` would clear the inline room first
   SmallVector(std::initializer_list<T> v) { append(v.begin(), v.end()); }
   explicit SmallVector(std::span<const T> v) { append(v.data(), v.data() + v.size()); }
   explicit SmallVector(size_t n) { resize(n); }

@@ -132,7 +132,7 @@ HT_API Metas infer(const Call& c, DTypes allowed, bool boolean);
 HT_API std::vector<Sample> samples(double low, double high, bool differentiable_b, Attrs (*with)(Number));
 HT_API Tensor apply(const OpDef& op, DTypes types, const Operand& a, const Operand& b, Attrs (*with)(Number));
 
-template <class Op> Attrs attrs_with(Number n) { return Attrs::of(Given<Op>{{}, n}); }
+template <class Op> Attrs attrs_with(Number n) { return n.at == Number::At::none ? Attrs() : Attrs::of(Given<Op>{{}, n}); }
 
 template <class Op> constexpr OpDef describe() {
   using namespace elementwise;
