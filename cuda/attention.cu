@@ -320,6 +320,7 @@ template <int n> __device__ void clear(float (&x)[n][4]) {
 // Queries over keys: results and log-sum-exps.
 template <class T, int width>
 __global__ void __launch_bounds__(threads) attention_forward(const __grid_constant__ Arguments<T> a) {
+  wait_for_previous();
   using Memory = Tiles<T, width, Pass::forward>;
   constexpr int columns = Memory::columns, pitch = Memory::pitch;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -394,6 +395,7 @@ template <class T> __device__ float weight(float score, float lse) { return lse 
 // Queries over keys: gradients of q, and of the mask.
 template <class T, int width>
 __global__ void __launch_bounds__(threads) attention_query_grad(const __grid_constant__ Arguments<T> a) {
+  wait_for_previous();
   using Memory = Tiles<T, width, Pass::query>;
   constexpr int columns = Memory::columns, pitch = Memory::pitch;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -449,6 +451,7 @@ __global__ void __launch_bounds__(threads) attention_query_grad(const __grid_con
 // Keys over queries of all heads that share them: gradients of k, of v, or of both.
 template <class T, int width, Pass pass>
 __global__ void __launch_bounds__(threads) attention_key_grad(const __grid_constant__ Arguments<T> a) {
+  wait_for_previous();
   using Memory = Tiles<T, width, pass>;
   constexpr int columns = Memory::columns, pitch = Memory::pitch;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -518,6 +521,7 @@ __global__ void __launch_bounds__(threads) attention_key_grad(const __grid_const
 
 // delta[row] = y[row] . grad[row], a warp each.
 template <class T> __global__ void __launch_bounds__(256) row_products(float* delta, const Arguments<T> a) {
+  wait_for_previous();
   const Group group(warp_size);
   const int64_t rows = a.b * a.h * a.t;
   for (int64_t base = group.first(); base < rows; base += group.step()) {
@@ -534,6 +538,7 @@ template <class T> __global__ void __launch_bounds__(256) row_products(float* de
 }
 
 __global__ void fill_lengths_kernel(int32_t* lengths, const int64_t step, const int64_t b, const int32_t first, const int32_t second) {
+  wait_for_previous();
   for (int64_t i = thread_index(); i < b; i += grid_threads()) {
     lengths[i] = first;
     lengths[step + i] = second;

@@ -34,6 +34,7 @@ __device__ int64_t peel(int64_t& i, int64_t size) {
 template <class T, bool with_relu>
 __global__ void __launch_bounds__(threads)
     conv_kernel(const Problem p, T* y, const T* x, const T* w, const T* bias, const int64_t bias_step) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   const ConvGeometry& q = p.q;
   const int64_t count = q.n * q.o * q.positions();
@@ -72,6 +73,7 @@ __device__ int64_t output_at(const ConvGeometry& q, int d, int64_t i, int64_t t)
 
 template <class T>
 __global__ void __launch_bounds__(threads) conv_input_kernel(const Problem p, T* x, const T* g, const T* w) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   const ConvGeometry& q = p.q;
   const int64_t count = q.n * q.c * q.pixels();
@@ -106,6 +108,7 @@ struct Add {
 // A block for each weight.
 template <class T, class W>
 __global__ void __launch_bounds__(threads) conv_weight_kernel(const Problem p, W* w, const T* x, const T* g) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   const ConvGeometry& q = p.q;
   const Group block(threads);
@@ -133,6 +136,7 @@ __global__ void __launch_bounds__(threads) conv_weight_kernel(const Problem p, W
 // ---- windows as columns [n, c * taps, positions]
 
 template <class T> __global__ void __launch_bounds__(threads) unfold_kernel(const ConvGeometry q, const T* x, T* y) {
+  wait_for_previous();
   const int64_t count = q.n * q.c * q.taps() * q.positions();
   for (int64_t i = thread_index(); i < count; i += grid_threads()) {
     int64_t rest = i;
@@ -142,6 +146,7 @@ template <class T> __global__ void __launch_bounds__(threads) unfold_kernel(cons
   }
 }
 template <class T> __global__ void __launch_bounds__(threads) fold_kernel(const ConvGeometry q, const T* y, T* x) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   const int64_t count = q.n * q.c * q.pixels();
   for (int64_t i = thread_index(); i < count; i += grid_threads()) {

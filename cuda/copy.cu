@@ -32,6 +32,7 @@ struct Transpose {
 inline constexpr int tile = 32, tile_rows = 8;
 
 template <class U> __global__ void transpose_kernel(U* y, const U* x, Transpose t) {
+  wait_for_previous();
   __shared__ U memory[tile][tile + 1];
   const int64_t across = (t.columns + tile - 1) / tile, down = (t.rows + tile - 1) / tile;
   const int lane = static_cast<int>(threadIdx.x) % tile, row = static_cast<int>(threadIdx.x) / tile;

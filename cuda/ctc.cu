@@ -51,6 +51,7 @@ Batch batch_of(const Call& c, const Tensor& targets, const Tensor& input_lengths
 
 template <class T>
 __global__ void __launch_bounds__(threads) ctc_kernel(accumulate_t<T>* losses, double* alphas, const T* x, const Batch b) {
+  wait_for_previous();
   for (int64_t n = blockIdx.x; n < b.count; n += gridDim.x) {
     const CtcItem<T> item = b.item(x, n);
     double* alpha = alphas + n * b.steps * b.width;
@@ -72,6 +73,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     ctc_grad_kernel(T* dx, const T* x, const double* alphas, const accumulate_t<T>* g, double* betas, int64_t* lists,
                     const Batch b) {
+  wait_for_previous();
   for (int64_t n = blockIdx.x; n < b.count; n += gridDim.x) {
     const CtcItem<T> item = b.item(x, n);
     const double* alpha = alphas + n * b.steps * b.width;

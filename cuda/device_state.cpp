@@ -145,6 +145,9 @@ DeviceState::DeviceState(int i)
   RelaxedCapture relaxed;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, index), "cudaDeviceGetAttribute");
+  int generation = 0;
+  check(cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, index), "cudaDeviceGetAttribute");
+  starts_early = generation >= 9;
   auto kind = cudaHostAllocPortable | cudaHostAllocMapped;
   check(cudaHostAlloc(reinterpret_cast<void**>(&fault), sizeof(Fault), kind), "cudaHostAlloc");
   *fault = {};

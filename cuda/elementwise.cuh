@@ -56,6 +56,7 @@ inline constexpr int map_threads = 256, map_unroll = 2;
 template <int n, class F, class Y, class... X>
 __global__ void __launch_bounds__(map_threads) map_kernel(const F f, const Layout<1 + sizeof...(X), uint32_t> layout,
                                                           const uint32_t tail, Y* y, const Pointers<X...> x) {
+  wait_for_previous();
   constexpr int N = 1 + sizeof...(X);
   const uint32_t step = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
   for (uint32_t i = first; i < layout.count; i += map_unroll * step) {

@@ -31,6 +31,7 @@ template <int n, class U>
 __global__ void __launch_bounds__(threads) read_kernel(U* y, const U* x, const int64_t* index,
                                                        const Layout<2, int64_t> layout, const Indexed of,
                                                        const U not_a_number) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < layout.count; e += grid_threads()) {
     int64_t at[2];
     layout.locate(e, at);
@@ -92,6 +93,7 @@ void run_embedding(const Call& c, std::span<Tensor> out) {
 __global__ void __launch_bounds__(threads)
     destination_kernel(uint64_t* keys, int64_t* places, const int64_t* index, const Layout<2, int64_t> layout,
                        const Indexed of, const int64_t skipped, const uint64_t limit) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < layout.count; e += grid_threads()) {
     int64_t at[2];
     layout.locate(e, at);
@@ -153,6 +155,7 @@ template <class T, class Y>
 __global__ void __launch_bounds__(threads)
     add_pieces(Y* y, const T* x, const uint64_t* keys, const int64_t* places, const int64_t n, const Columns columns,
                accumulate_t<T>* heads, accumulate_t<T>* tails) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   const int64_t items = (n + piece - 1) / piece * columns.count;
   for (int64_t item = thread_index(); item < items; item += grid_threads()) {
@@ -187,6 +190,7 @@ __global__ void __launch_bounds__(threads)
 template <class Y, class A>
 __global__ void __launch_bounds__(threads) join_pieces(Y* y, const uint64_t* keys, const int64_t n,
                                                        const Columns columns, const A* heads, const A* tails) {
+  wait_for_previous();
   const int64_t items = (n + piece - 1) / piece * columns.count;
   for (int64_t item = thread_index(); item < items; item += grid_threads()) {
     const int64_t p = item / columns.count, c = item - p * columns.count, begin = p * piece;
@@ -259,6 +263,7 @@ template <class U>
 __global__ void __launch_bounds__(threads)
     write_last(U* y, bool* wins, const U* x, const U value, const Layout<1, int64_t> layout, const uint64_t* keys,
                const int64_t* places, const uint64_t limit) {
+  wait_for_previous();
   for (int64_t i = thread_index(); i < layout.count; i += grid_threads()) {
     const uint64_t key = keys[i];
     const bool last = i + 1 == layout.count || keys[i + 1] != key;
@@ -304,6 +309,7 @@ __device__ unsigned mask_bits(const bool* mask, const Layout<1, int64_t>& layout
 
 __global__ void __launch_bounds__(threads)
     count_tiles(int64_t* counts, const bool* mask, const Layout<1, int64_t> layout, const int64_t tiles) {
+  wait_for_previous();
   const Group group(threads);
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     int mine = __popc(mask_bits(mask, layout, t * tile + static_cast<int64_t>(threadIdx.x) * per_thread));
@@ -314,6 +320,7 @@ __global__ void __launch_bounds__(threads)
 
 // Each count becomes the sum of those before it. One block.
 __global__ void __launch_bounds__(1024) sum_counts(int64_t* counts, const int64_t tiles) {
+  wait_for_previous();
   using Scan = cub::BlockScan<int64_t, 1024>;
   __shared__ typename Scan::TempStorage memory;
   int64_t before = 0;
@@ -334,6 +341,7 @@ struct Sizes {
 __global__ void __launch_bounds__(threads)
     write_places(int64_t* y, const int64_t limit, const int64_t* before, const bool* mask,
                  const Layout<1, int64_t> layout, const int64_t tiles, const Sizes sizes) {
+  wait_for_previous();
   using Scan = cub::BlockScan<int, threads>;
   __shared__ typename Scan::TempStorage memory;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -374,6 +382,7 @@ void run_nonzero(const Call& c, std::span<Tensor> out) {
 template <class Y>
 __global__ void __launch_bounds__(256)
     one_hot_kernel(Y* y, const int64_t* target, const int64_t n, const Divisor classes) {
+  wait_for_previous();
   const Y one = to<Y>(true), zero = to<Y>(false);
   for (int64_t i = thread_index(); i < n * classes.divisor; i += grid_threads()) {
     const int64_t row = classes.divide(i);

@@ -84,12 +84,13 @@ template <class C> struct Join {
     if (count) *count = static_cast<C>(s.count);
   }
 };
-template <class C> __global__ void __launch_bounds__(1024) join_losses(const Join<C> join) { join(); }
+template <class C> __global__ void __launch_bounds__(1024) join_losses(const Join<C> join) { wait_for_previous(); join(); }
 
 // losses[i] and, unless it is null, lse[i]. A grid of one block joins the losses, too.
 template <class T>
 __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t<T>* losses, compute_t<T>* lse,
                                                            const Join<compute_t<T>> join, const int width) {
+  wait_for_previous();
   using C = compute_t<T>;
   constexpr int n = pack_size<T>;
   const Group group(width);
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(256)
     cross_entropy_grad_rows(T* dx, const T* x, const int64_t* target, const compute_t<T>* lse,
                             const compute_t<T>* count, const compute_t<T>* g, const Table table,
                             const CrossEntropyAttrs options, const int width) {
+  wait_for_previous();
   using C = compute_t<T>;
   constexpr int n = pack_size<T>;
   const Group group(width);
@@ -248,12 +250,14 @@ template <class T> struct Nll {
 
 template <class T>
 __global__ void __launch_bounds__(256) nll_rows(accumulate_t<T>* y, const int64_t* target, const int64_t n, const Nll<T> nll) {
+  wait_for_previous();
   for (int64_t i = thread_index(); i < n; i += grid_threads()) y[i] = static_cast<accumulate_t<T>>(nll.at(target[i], i).loss);
 }
 template <class T>
 __global__ void __launch_bounds__(256) nll_grad_rows(T* dx, const int64_t* target, const int64_t n, const Divisor classes,
                                                      const Nll<T> nll, const accumulate_t<T>* g,
                                                      const accumulate_t<T>* total) {
+  wait_for_previous();
   using C = accumulate_t<T>;
   const C per_row = total ? 1 / *total : C(1);
   for (int64_t e = thread_index(); e < n * classes.divisor; e += grid_threads()) {

@@ -22,6 +22,7 @@ template <Activation activation, class C> __device__ C activate(C v) {
 template <class T, Activation activation, int width>
 __global__ void finish_packs(const compute_t<T>* z, const T* bias, T* y, T* before, int64_t packs,
                              int64_t packs_per_row) {
+  wait_for_previous();
   using C = compute_t<T>;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < packs; i += stride) {

@@ -50,6 +50,7 @@ Parts cut(int64_t images, int64_t blocks, int64_t enough) {
 template <int n, class T, class F>
 __global__ void __launch_bounds__(threads)
     plane_sums(const F f, const T* a, const T* b, const Planes p, const Parts parts, const Divisor packs, typename F::Sum* sums) {
+  wait_for_previous();
   const Group block(threads);
   for (int64_t item = blockIdx.x; item < p.c * parts.count; item += gridDim.x) {
     const int64_t part = item / p.c, c = item - part * p.c, first = part * parts.images;
@@ -148,6 +149,7 @@ template <class T, class F> void visit_gate(const Relued<T>& r, F run) {
 template <int n, Gate gate, class T, class F>
 __global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? resident_of_many : resident)
     column_sums(const F f, const T* a, const T* b, const Relued<T> relu, const Columns k, const Parts parts, typename F::Sum* sums) {
+  wait_for_previous();
   using Sum = typename F::Sum;
   constexpr int warps = threads / warp_size;
   __shared__ Sum memory[warps][warp_size * n];
@@ -209,6 +211,7 @@ __global__ void __launch_bounds__(threads, F::by_image ? 2 : F::reads_both ? res
 // A few neighbouring channels a block, so that their parts are read side by side.
 template <class F>
 __global__ void __launch_bounds__(threads) merge_sums(const F f, const typename F::Sum* sums, const int64_t channels, const int64_t parts) {
+  wait_for_previous();
   using Sum = typename F::Sum;
   constexpr int across = 8, down = threads / across;
   __shared__ Sum memory[down][across];
@@ -309,6 +312,7 @@ template <class T> struct Moments {
 };
 
 template <class W> __global__ void __launch_bounds__(threads) running_statistics(const Running<W> r, const int64_t channels, const double eps, W* to) {
+  wait_for_previous();
   for (int64_t c = thread_index(); c < channels; c += grid_threads())
     put(to, channels, c, static_cast<double>(r.mean[c * r.mean_step]), static_cast<double>(r.var[c * r.var_step]), eps);
 }
@@ -398,6 +402,7 @@ template <bool with_relu, int n, bool added, class T> __device__ void normalise(
 template <int n, bool with_relu, bool added, class T, class W>
 __global__ void __launch_bounds__(threads)
     batch_norm_planes(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, const int64_t count, const Channels of) {
+  wait_for_previous();
   for (int64_t k = thread_index(); k < count; k += grid_threads()) {
     const Affine<T> here(statistics, w, b, of.c.divisor, of.of(k));
     normalise<with_relu>(y + k * n, nullptr, load_operands<n, added>(x, z, k * n), &here, 0);
@@ -406,6 +411,7 @@ __global__ void __launch_bounds__(threads)
 template <int n, bool with_relu, bool added, class T, class W>
 __global__ void __launch_bounds__(threads, added ? resident_of_many : resident)
     batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, uint8_t* bits, const Columns k) {
+  wait_for_previous();
   Affine<T> here[n];
   auto look = [&](int64_t c) {
 #pragma unroll
@@ -557,6 +563,7 @@ template <int n, class T> __device__ void slopes(T* dx, Pack<T, n> g, const Pack
 template <int n, class T, class W>
 __global__ void __launch_bounds__(threads)
     batch_norm_grad_planes(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const int64_t count, const Channels of) {
+  wait_for_previous();
   for (int64_t k = thread_index(); k < count; k += grid_threads()) {
     const Slope<T> here(SlopeParts<W>(statistics, w, sums, share, of.c.divisor, of.of(k)));
     slopes<n>(dx + k * n, load_pack<n>(g + k * n), load_pack<n>(x + k * n), &here, 0);
@@ -565,6 +572,7 @@ __global__ void __launch_bounds__(threads)
 template <int n, Gate gate, class T, class W>
 __global__ void __launch_bounds__(threads, resident_of_many)
     batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const Relued<T> relu, const Columns k) {
+  wait_for_previous();
   Slope<T> here[n];
   auto look = [&](int64_t c) {
 #pragma unroll
@@ -667,6 +675,7 @@ template <int kept, class Load> __device__ RowPacks<kept, Load> row_packs(Load l
 template <int kept, class T, class W>
 __global__ void __launch_bounds__(threads)
     row_norm_kernel(T* y, const T* x, const W* w, const W* b, W* statistics, const Lines rows) {
+  wait_for_previous();
   using A = moment_t<T>;
   constexpr int n = pack_size<T>;
   const Group group(rows.width);
@@ -710,6 +719,7 @@ __global__ void __launch_bounds__(threads)
 template <int kept, class T, class W>
 __global__ void __launch_bounds__(threads)
     row_norm_grad_kernel(T* dx, const T* g, const T* x, const W* w, const W* statistics, const Lines rows) {
+  wait_for_previous();
   constexpr int n = pack_size<T>;
   struct Both { Pack<T, n> g, x; };
   const Group group(rows.width);

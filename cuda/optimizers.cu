@@ -59,6 +59,7 @@ template <class Op> using Arrays = Table<first_state + states_of<Op>>;
 template <class Op, class C>
 __global__ void __launch_bounds__(update_threads)
     update_kernel(const Op op, const Rounding rounding, const Controls controls, const Arrays<Op> table, const Kinds kinds) {
+  wait_for_previous();
   constexpr int n = pack_size<C>, states = states_of<Op>;
   using Now = decltype(op.template now<C>(0, 0, 0));
   __shared__ Now shared_now;
@@ -102,6 +103,7 @@ __global__ void __launch_bounds__(update_threads)
 }
 
 template <class Op> __global__ void advance(const Op op, const Controls controls) {
+  wait_for_previous();
   if (controls.skip()) return;
   if constexpr (has_memory<Op>) *controls.memory = op.remember(*controls.memory, *controls.step);
   ++*controls.step;

@@ -53,6 +53,7 @@ template <class T>
 __global__ void __launch_bounds__(order_threads)
     write_keys(const T* x, const Lines<1> l, const int64_t first, const int64_t count, const Divisor n, const bool descending,
                const int line_shift, uint64_t* keys, int64_t* places) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < count; e += grid_threads()) {
     const int64_t line = n.divide(e), i = e - line * n.divisor;
     const uint64_t key = key_of(x[l.starts.locate(first + line) + i * l.step[0]], descending);
@@ -62,6 +63,7 @@ __global__ void __launch_bounds__(order_threads)
 }
 __global__ void __launch_bounds__(order_threads)
     write_lines(const int64_t* places, const int64_t count, const Divisor n, uint64_t* keys) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < count; e += grid_threads()) keys[e] = static_cast<uint64_t>(n.divide(places[e]));
 }
 // The first k of each sorted line, from x to values.
@@ -69,6 +71,7 @@ template <class U>
 __global__ void __launch_bounds__(order_threads)
     take_first(const U* x, U* values, int64_t* indices, const Lines<3> l, const int64_t first, const int64_t lines,
                const int64_t n, const Divisor k, const int64_t* places) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < lines * k.divisor; e += grid_threads()) {
     const int64_t line = k.divide(e), j = e - line * k.divisor, i = places[line * n + j] - line * n;
     int64_t at[3];
@@ -124,6 +127,7 @@ void run_order(const Call& c, std::span<Tensor> out) {
 template <bool put, class U>
 __global__ void __launch_bounds__(order_threads)
     move_along(const U* x, const int64_t* index, U* y, const Lines<3> l, const int64_t count, const Divisor k, const int64_t n) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < count; e += grid_threads()) {
     const int64_t line = k.divide(e), j = e - line * k.divisor;
     int64_t at[3];  // of index, x, y

@@ -69,6 +69,7 @@ template <class F> __device__ void each_window(const PoolGeometry& q, const int3
 
 template <int n, class T>
 __global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y, int32_t* chosen) {
+  wait_for_previous();
   using C = compute_t<T>;
   for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
     int32_t at[3];
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q,
 
 template <class T>
 __global__ void __launch_bounds__(threads) max_pool_gather_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* x, const int32_t* chosen, T* y) {
+  wait_for_previous();
   for (int64_t o = thread_index(); o < count; o += grid_threads()) {
     int32_t at[3];
     const Plane plane = places.locate(o, at, q.pixels());
@@ -113,6 +115,7 @@ __global__ void __launch_bounds__(threads) max_pool_gather_kernel(const PoolGeom
 
 template <int n, class T>
 __global__ void __launch_bounds__(threads) max_pool_scatter_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* g, const int32_t* chosen, T* x) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
     int32_t at[3];
@@ -134,6 +137,7 @@ __global__ void __launch_bounds__(threads) max_pool_scatter_kernel(const PoolGeo
 
 template <int n, class T>
 __global__ void __launch_bounds__(threads) avg_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
     int32_t at[3];
@@ -154,6 +158,7 @@ __global__ void __launch_bounds__(threads) avg_pool_kernel(const PoolGeometry q,
 
 template <int n, class T>
 __global__ void __launch_bounds__(threads) avg_pool_input_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* g, T* x) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
     int32_t at[3];

@@ -11,11 +11,12 @@ namespace halftone::cuda {
 namespace {
 
 __device__ void advance(uint64_t* state, int64_t n) { state[1] += static_cast<uint64_t>((n + 3) / 4); }
-__global__ void advance_kernel(uint64_t* state, const int64_t n) { advance(state, n); }
+__global__ void advance_kernel(uint64_t* state, const int64_t n) { wait_for_previous(); advance(state, n); }
 
 // state: {seed, offset}. A grid of one block advances it, too.
 template <bool normal, class T>
 __global__ void __launch_bounds__(256) draw_kernel(T* x, const int64_t n, uint64_t* state, const DrawRange range) {
+  wait_for_previous();
   constexpr int pack = pack_size<T> < 4 ? pack_size<T> : 4;
   const uint64_t seed = state[0], first = state[1];
   const bool packed = aligned(x, sizeof(Pack<T, pack>));
@@ -56,6 +57,7 @@ template <bool normal> void run_draw(const Call& c, std::span<Tensor>) {
 // y = f(x, u), one u for `together` neighbours. Dense: a thread takes the four elements of a block.
 template <class F, class T>
 __global__ void __launch_bounds__(256) draw_dense(T* y, const T* x, const int64_t n, const uint64_t* key, const F f) {
+  wait_for_previous();
   constexpr int pack = pack_size<T> < 4 ? pack_size<T> : 4;
   using C = compute_t<T>;
   const bool packed = aligned(x, sizeof(Pack<T, pack>)) && aligned(y, sizeof(Pack<T, pack>));
@@ -75,6 +77,7 @@ __global__ void __launch_bounds__(256) draw_dense(T* y, const T* x, const int64_
 template <class F, class T>
 __global__ void __launch_bounds__(256) draw_any(T* y, const T* x, const Layout<1, int64_t> layout,
                                                 const Divisor together, const uint64_t* key, const F f) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < layout.count; e += grid_threads()) {
     const int64_t number = together.divide(e);
     const Philox4 block = philox(key[0], key[1] + static_cast<uint64_t>(number / 4));
@@ -102,6 +105,7 @@ void run_dropout(const Call& c, std::span<Tensor> out) {
 void run_bernoulli(const Call& c, std::span<Tensor> out) { draw_by_key(c, out[0], 1, Bernoulli{}); }
 
 __global__ void draw_key_kernel(uint64_t* key, uint64_t* state, const int64_t n) {
+  wait_for_previous();
   key[0] = state[0];
   key[1] = state[1];
   advance(state, n);
@@ -113,6 +117,7 @@ void run_draw_key(const Call& c, std::span<Tensor> out) {
 
 __global__ void __launch_bounds__(256)
     integers_kernel(int64_t* x, const int64_t n, const uint64_t* state, const IntegerRange range) {
+  wait_for_previous();
   for (int64_t i = thread_index(); i < n; i += grid_threads())
     x[i] = detail::draw_integer(detail::random_bits(state[0], state[1], static_cast<uint64_t>(i)), range);
 }
@@ -134,6 +139,7 @@ __device__ bool usable(double w) { return w >= 0 && w < HUGE_VAL; }
 
 template <class T>
 __global__ void __launch_bounds__(256) cumulate(double* within, const T* w, const Weights s) {
+  wait_for_previous();
   for (int64_t k = thread_index(); k < s.rows * s.chunks; k += grid_threads()) {
     const int64_t row = k / s.chunks, begin = (k - row * s.chunks) * detail::cumulated;
     double sum = 0;
@@ -146,6 +152,7 @@ __global__ void __launch_bounds__(256) cumulate(double* within, const T* w, cons
 }
 // What lies before each chunk of a row; after the last, the total.
 __global__ void __launch_bounds__(256) cumulate_chunks(double* before, const double* within, const Weights s) {
+  wait_for_previous();
   for (int64_t row = thread_index(); row < s.rows; row += grid_threads()) {
     double total = 0;
     for (int64_t c = 0; c < s.chunks; ++c) {
@@ -157,6 +164,7 @@ __global__ void __launch_bounds__(256) cumulate_chunks(double* before, const dou
 }
 __global__ void __launch_bounds__(256)
     choose_kernel(int64_t* y, const double* within, const double* before, const uint64_t* key, const Weights s) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < s.rows * s.count; e += grid_threads()) {
     const int64_t row = e / s.count;
     const double* from = before + row * (s.chunks + 1);
@@ -179,6 +187,7 @@ struct Arrival {
 // A block for each row finds one after the other; none leaves -1.
 template <class T>
 __global__ void __launch_bounds__(256) arrive(int64_t* y, const T* w, const uint64_t* key, const Weights s) {
+  wait_for_previous();
   const Group group(256);
   const Arrival none{HUGE_VAL, largest<int64_t>};
   for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {

@@ -16,6 +16,7 @@ template <class U> U* bits(const Tensor& t) { return static_cast<U*>(t.raw_data(
 
 template <class U>
 __global__ void __launch_bounds__(threads) gather_kernel(U* y, const U* x, const Layout<1, int64_t> at) {
+  wait_for_previous();
   for (int64_t i = thread_index(); i < at.count; i += grid_threads()) y[i] = x[at.locate(i)];
 }
 
@@ -42,6 +43,7 @@ template <bool upper, class U>
 __global__ void __launch_bounds__(threads)
     triangle_kernel(U* y, const U* x, const Layout<1, int64_t> at, const Divisor rows, const Divisor columns,
                     const int64_t diagonal) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < at.count; e += grid_threads()) {
     const int64_t row = columns.divide(e), j = e - row * columns.divisor;
     const int64_t i = row - rows.divide(row) * rows.divisor;
@@ -72,6 +74,7 @@ struct Padded {
 
 template <class U>
 __global__ void __launch_bounds__(threads) pad_kernel(U* y, const U* x, const Padded p, const U value) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < p.count; e += grid_threads()) {
     int64_t rest = e, at = 0;
     bool outside = false;
@@ -108,6 +111,7 @@ void run_pad(const Call& c, std::span<Tensor> out) {
 template <class T>
 __global__ void __launch_bounds__(threads)
     pad_grad_kernel(T* y, const T* g, const detail::PadPlan plan, const int64_t count) {
+  wait_for_previous();
   for (int64_t e = thread_index(); e < count; e += grid_threads())
     y[e] = to<T>(plan.sum_of_images<compute_t<T>>(g, e));
 }

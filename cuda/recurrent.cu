@@ -38,6 +38,7 @@ template <class C, class X> __device__ void gather_sum(C (&sum)[4], const X* x, 
 template <class X, class S>
 __global__ void __launch_bounds__(threads)
     lstm_kernel(X* h_new, S* c_new, const X* x, const X* y, const S* c, const int64_t n, const Divisor m) {
+  wait_for_previous();
   using C = compute_t<S>;
   for (int64_t e = thread_index(); e < n; e += grid_threads()) {
     C sum[4], h, state;
@@ -50,6 +51,7 @@ __global__ void __launch_bounds__(threads)
 template <class X, class S>
 __global__ void __launch_bounds__(threads)
     lstm_grad_kernel(X* d, S* dc, const X* x, const X* y, const S* c, const X* gh, const S* gc, const int64_t n, const Divisor m) {
+  wait_for_previous();
   using C = compute_t<S>;
   for (int64_t e = thread_index(); e < n; e += grid_threads()) {
     const int64_t at = gates_at(e, m, 4);
@@ -62,6 +64,7 @@ __global__ void __launch_bounds__(threads)
 }
 template <class X>
 __global__ void __launch_bounds__(threads) gru_kernel(X* h_new, const X* x, const X* y, const X* h, const int64_t n, const Divisor m) {
+  wait_for_previous();
   using C = compute_t<X>;
   for (int64_t e = thread_index(); e < n; e += grid_threads()) {
     const int64_t at = gates_at(e, m, 3);
@@ -74,6 +77,7 @@ __global__ void __launch_bounds__(threads) gru_kernel(X* h_new, const X* x, cons
 template <class X>
 __global__ void __launch_bounds__(threads)
     gru_grad_kernel(X* dx, X* dy, X* dh, const X* x, const X* y, const X* h, const X* g, const int64_t n, const Divisor m) {
+  wait_for_previous();
   using C = compute_t<X>;
   for (int64_t e = thread_index(); e < n; e += grid_threads()) {
     const int64_t at = gates_at(e, m, 3);

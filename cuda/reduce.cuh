@@ -35,6 +35,7 @@ template <class R>
 __global__ void __launch_bounds__(reduce_threads)
     reduce_rows(const R r, const typename R::Element* x, const Layout<1, int64_t> kept, const Reduced gone,
                 const int width, typename R::State* parts, typename R::Result* y) {
+  wait_for_previous();
   constexpr int n = reduce_pack<R>;
   const Group group(width);
   const int64_t items = kept.count * gone.splits, packs = (gone.count + n - 1) / n;
@@ -87,6 +88,7 @@ template <class R>
 __global__ void __launch_bounds__(reduce_threads)
     reduce_columns(const R r, const typename R::Element* x, const Columns kept, const Reduced gone,
                    typename R::State* parts, typename R::Result* y) {
+  wait_for_previous();
   using State = typename R::State;
   constexpr int n = reduce_pack<R>;
   __shared__ State memory[n][reduce_threads];
@@ -142,6 +144,7 @@ template <class R>
 __global__ void __launch_bounds__(reduce_threads)
     merge_splits(const R r, const typename R::State* parts, const int64_t outputs, const int64_t splits,
                  const int64_t count, const int width, typename R::Result* y) {
+  wait_for_previous();
   const Group group(width);
   for (int64_t base = group.first(); base < outputs; base += group.step()) {
     const int64_t o = base + group.number;

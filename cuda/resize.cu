@@ -11,6 +11,7 @@ constexpr int threads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(threads) resize_kernel(const ResizeGeometry q, const Divisor rows, const Divisor columns, const int64_t count, const T* x, T* y) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t o = thread_index(); o < count; o += grid_threads()) {
     const int64_t row = columns.divide(o), plane = rows.divide(row);
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(threads) resize_kernel(const ResizeGeometry q,
 
 template <class T>
 __global__ void __launch_bounds__(threads) resize_input_kernel(const ResizeGeometry q, const Divisor rows, const Divisor columns, const int64_t count, const T* g, T* x) {
+  wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t e = thread_index(); e < count; e += grid_threads()) {
     const int64_t row = columns.divide(e), plane = rows.divide(row), i = row - plane * rows.divisor, j = e - row * columns.divisor;

@@ -73,7 +73,13 @@ void launch_untyped(const char* name, const void* kernel, const Grid& grid, void
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared)),
           name);
   dim3 blocks(static_cast<unsigned>(grid.blocks)), threads(static_cast<unsigned>(grid.threads));
-  check(cudaLaunchKernel(kernel, blocks, threads, arguments, grid.shared, stream()), name);
+  if (!thread_state().capture || !device_state(device()).starts_early)
+    return check(cudaLaunchKernel(kernel, blocks, threads, arguments, grid.shared, stream()), name);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{blocks, threads, grid.shared, stream(), &early, 1};
+  check(cudaLaunchKernelExC(&config, kernel, arguments), name);
 }
 
 int device_of(const Call& call, std::span<Tensor> out) {

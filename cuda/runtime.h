@@ -2,6 +2,7 @@
 // What every CUDA source stands on: checked calls, the current device and stream, launches, scratch memory, and the way
 // a kernel's host function gets into its operator. Everything runs on stream(); nothing here waits for the device.
 #include <cuda_runtime.h>
+#include <nv/target>
 
 #include <tuple>
 #include <utility>
@@ -57,10 +58,17 @@ struct Grid {
 inline constexpr int64_t max_blocks = 2147483647;
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// The first statement of every kernel, as tests/layering.cpp sees to. In a captured step a kernel's blocks are set up while the
+// kernels before it still run (programmatic dependent launch): it may read and write only after this. Those of the kernel after
+// it follow as soon as all of its own have started.
+__device__ inline void wait_for_previous() {
+  NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.launch_dependents;"); asm volatile("griddepcontrol.wait;" ::: "memory");))
+}
+
 // launch() without its types: `arguments` points to one pointer for each parameter of the kernel.
 HT_API void launch_untyped(const char* name, const void* kernel, const Grid& grid, void** arguments);
 
-// Queues a kernel on stream(). No blocks: nothing happens. Errors name the kernel.
+// Queues a kernel on stream(), which begins with wait_for_previous(). No blocks: nothing happens. Errors name the kernel.
 //   launch("softmax", softmax_rows<float>, {.blocks = rows, .threads = 256, .shared = bytes}, x, y, n);
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Grid& grid, A&&... arguments) {

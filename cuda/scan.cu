@@ -57,6 +57,7 @@ template <int N> struct Lines {
 template <class D>
 __global__ void __launch_bounds__(scan_threads)
     scan_chunks(const D d, const Lines<D::operands> l, const bool totals, typename D::Step* before) {
+  wait_for_previous();
   using Step = typename D::Step;
   using Scan = cub::BlockScan<Step, scan_threads>;
   __shared__ typename Scan::TempStorage memory;
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(scan_threads)
 template <class D>
 __global__ void __launch_bounds__(scan_threads)
     scan_totals(const int64_t lines, const int64_t chunks, typename D::Step* before) {
+  wait_for_previous();
   using Scan = cub::BlockScan<typename D::Step, scan_threads>;
   __shared__ typename Scan::TempStorage memory;
   for (int64_t line = blockIdx.x; line < lines; line += gridDim.x) {
@@ -110,6 +112,7 @@ __global__ void __launch_bounds__(scan_threads)
 
 template <class D>
 __global__ void __launch_bounds__(scan_threads) scan_columns(const D d, const Lines<D::operands> l) {
+  wait_for_previous();
   for (int64_t line = thread_index(); line < l.starts.count; line += grid_threads()) {
     int64_t start[D::operands], at[D::operands];
     l.starts.locate(line, start);

@@ -8,6 +8,7 @@ namespace halftone::cuda {
 namespace {
 
 __global__ void schedule_kernel(double* lr, int64_t* count, const double* table, const int64_t pieces, const float* found_inf) {
+  wait_for_previous();
   if (found_inf && *found_inf != 0) return;
   *lr = schedule::value_at(table, pieces, ++*count);
 }

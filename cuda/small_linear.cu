@@ -167,6 +167,7 @@ template <class F> __device__ void each_sum(const Sums& sums, int row, int col, 
 
 template <class T>
 __global__ void __launch_bounds__(threads) linear_kernel(const Matrix<T> x, const Matrix<T> w, const T* bias, T* y, const bool relu) {
+  wait_for_previous();
   __shared__ __align__(16) Shared<T> memory;
   const int across = (w.rows + tile - 1) / tile, row = static_cast<int>(blockIdx.x) / across * tile, col = static_cast<int>(blockIdx.x) % across * tile;
   const Sums sums = product<false, false>(memory, x, w, static_cast<const T*>(nullptr), row, col, x.cols);
@@ -191,6 +192,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     linear_grad_kernel(const Matrix<T> g, const Matrix<T> x, const Matrix<T> w, const T* relued, const Target<T> dx, const Target<T> dw, const Target<T> db,
                        const int blocks_of_x) {
+  wait_for_previous();
   __shared__ __align__(16) Shared<T> memory;
   int block = static_cast<int>(blockIdx.x);
   const int across = (x.cols + tile - 1) / tile;

@@ -36,6 +36,7 @@ template <class T, int n> constexpr int most_packs = (sizeof(T) == 8 ? 16 : 32) 
 template <int packs, bool logarithm, class T, class Y>
 __global__ void __launch_bounds__(most_threads)
     softmax_registers(Y* y, const T* x, const Lines<2> lines, const int width) {
+  wait_for_previous();
   using C = line_t<T>;
   constexpr int n = pack_size<T, Y>;
   const Group group(width);
@@ -92,6 +93,7 @@ template <bool logarithm, class C> __device__ C grad_value(C y, C g, C total) {
 template <int packs, bool logarithm, class T, class X>
 __global__ void __launch_bounds__(most_threads)
     softmax_grad_registers(X* dx, const T* y, const T* g, const Lines<3> lines, const int width) {
+  wait_for_previous();
   using C = line_t<T>;
   constexpr int n = pack_size<T, X>;
   const Group group(width);
@@ -132,6 +134,7 @@ __global__ void __launch_bounds__(most_threads)
 
 template <bool logarithm, class T, class Y>
 __global__ void __launch_bounds__(256) softmax_lines(Y* y, const T* x, const Lines<2> lines, const int width) {
+  wait_for_previous();
   using C = line_t<T>;
   const Group group(width);
   for (int64_t base = group.first(); base < lines.at.count; base += group.step()) {
@@ -156,6 +159,7 @@ __global__ void __launch_bounds__(256) softmax_lines(Y* y, const T* x, const Lin
 template <bool logarithm, class T, class X>
 __global__ void __launch_bounds__(256)
     softmax_grad_lines(X* dx, const T* y, const T* g, const Lines<3> lines, const int width) {
+  wait_for_previous();
   using C = line_t<T>;
   const Group group(width);
   for (int64_t base = group.first(); base < lines.at.count; base += group.step()) {

@@ -57,6 +57,7 @@ template <class T> struct Clamp {
 
 template <class F, class T>
 __global__ void __launch_bounds__(update_threads) change_kernel(const F f, const Table<1> table, const bool writes) {
+  wait_for_previous();
   constexpr int n = pack_size<T>;
   const auto part = table.part(static_cast<int>(blockIdx.x));
   auto* p = static_cast<T*>(table.data[part.tensor][0]);
@@ -111,6 +112,7 @@ __device__ double sum_of_block(double s) {
 }
 template <class T>
 __global__ void __launch_bounds__(update_threads) squares_kernel(const Table<1> table, double* sums) {
+  wait_for_previous();
   constexpr int n = pack_size<T>;
   const auto part = table.part(static_cast<int>(blockIdx.x));
   auto* p = static_cast<const T*>(table.data[part.tensor][0]);
@@ -128,6 +130,7 @@ __global__ void __launch_bounds__(update_threads) squares_kernel(const Table<1> 
   if (threadIdx.x == 0) sums[blockIdx.x] = s;
 }
 template <class Y> __global__ void __launch_bounds__(1024) norm_kernel(Y* y, const double* sums, const int64_t n) {
+  wait_for_previous();
   double s = 0;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) s += sums[i];
   s = sum_of_block(s);
@@ -160,6 +163,7 @@ void run_total_norm(const Call& c, std::span<Tensor> out) {
 
 template <class U, class P>
 __global__ void __launch_bounds__(update_threads) pair_squares_kernel(const Table<2> table, double2* sums) {
+  wait_for_previous();
   constexpr int n = pack_size<U>;
   const auto part = table.part(static_cast<int>(blockIdx.x));
   auto squares = [&]<class T>(const T* p) {
@@ -180,6 +184,7 @@ __global__ void __launch_bounds__(update_threads) pair_squares_kernel(const Tabl
   if (threadIdx.x == 0) sums[blockIdx.x] = {u, p};
 }
 __global__ void __launch_bounds__(update_threads) ratio_kernel(const Table<2> table, const double2* sums, double* ratios) {
+  wait_for_previous();
   const int tensor = static_cast<int>(blockIdx.x);
   double u = 0, p = 0;
   for (int i = table.first_block[tensor] + threadIdx.x; i < table.first_block[tensor + 1]; i += blockDim.x) {
@@ -192,6 +197,7 @@ __global__ void __launch_bounds__(update_threads) ratio_kernel(const Table<2> ta
   if (threadIdx.x == 0) ratios[tensor] = ratio > 0 && is_finite(ratio) ? ratio : 1;
 }
 template <class U> __global__ void __launch_bounds__(update_threads) ratio_product_kernel(const Table<2> table, const double* ratios) {
+  wait_for_previous();
   constexpr int n = pack_size<U>;
   const auto part = table.part(static_cast<int>(blockIdx.x));
   auto* u = static_cast<U*>(table.data[part.tensor][0]);
@@ -237,6 +243,7 @@ struct Outcomes {
 };
 __global__ void scaler_update_kernel(float* scale, float* inverse, int64_t* streak, int64_t* skipped,
                                      int64_t* patience, const Outcomes outcomes, const update::ScalerAttrs attrs) {
+  wait_for_previous();
   bool overflow = false;
   for (int i = 0; i < outcomes.n; ++i) {
     const bool bad = *outcomes.found_inf[i] != 0;

@@ -43,9 +43,10 @@ struct Place {
 const std::vector<Place> places = {
     {"(unsupported/)?Eigen/.*", R"(ops/.*\.cpp)"},
     {"oneapi/dnnl/.*", R"(ops/.*\.cpp)"},
-    {"(cuda|cublas|cudnn|nccl|curand|nvrtc)[^/]*|(cuda|cub|thrust|nvtx3|cooperative_groups)/.*|"
+    {"(cuda|cublas|cudnn|nccl|curand|nvrtc)[^/]*|(cuda|cub|thrust|nvtx3|cooperative_groups|nv)/.*|"
      "cooperative_groups.h|vector_types.h|math_constants.h",
      R"(cuda/.*|(tests|benchmarks|examples)/.*\.cuh?)"},
+    {"cupti\\.h", R"(tests/.*_cupti\.cpp)"},
     {"nlohmann/.*", R"((io|examples|benchmarks)/.*\.cpp)"},
     {"zlib.h", R"((data|io)/.*\.cpp)"},
     {"png\\.h", R"(data/.*\.cpp)"},
@@ -220,4 +221,22 @@ TEST_CASE("#if is refused") {
   CHECK(faults("cuda/conv.cu", "#if __CUDA_ARCH__ >= 900").empty());
   CHECK(faults("core/hd.h", "#ifdef __CUDACC__").empty());
   CHECK(faults("cuda/cudnn_version.h", "#if CUDNN_MAJOR < 9").empty());
+}
+
+// cuda/runtime.h says why.
+TEST_CASE("every kernel begins by waiting for those before it") {
+  const std::regex kernel(R"(__global__[^;{]*\{\s*(\w*))");
+  int kernels = 0;
+  for (const std::string& file : sources()) {
+    if (!file.starts_with("cuda/") || !(file.ends_with(".cu") || file.ends_with(".cuh"))) continue;
+    std::ifstream stream(root / file);
+    std::stringstream text;
+    text << stream.rdbuf();
+    const std::string all = text.str();
+    for (std::sregex_iterator k(all.begin(), all.end(), kernel), end; k != end; ++k, ++kernels) {
+      INFO(file << ": " << k->str().substr(0, 120));
+      CHECK((*k)[1] == "wait_for_previous");
+    }
+  }
+  CHECK(kernels > 80);
 }
