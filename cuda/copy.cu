@@ -8,7 +8,7 @@ namespace halftone::cuda {
 namespace {
 
 template <class From, class To> struct Convert {
-  __device__ To operator()(From v) const { return to<To>(v); }
+  __device__ To operator()(From v) const { return to<To, true>(v); }
 };
 template <class T> struct Constant {
   T value;

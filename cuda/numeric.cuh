@@ -12,35 +12,43 @@ using ::max, ::min;  // of numbers: halftone::max and halftone::min are operator
 
 // ---- conversions
 
+// By the hardware, which has one NaN.
 __device__ inline float widen(half h) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits));
-  // The hardware has one NaN; ours keeps its payload.
-  uint32_t bits = h.bits;
-  return (bits & 0x7fffu) > 0x7c00u ? bit_cast<float>((bits & 0x8000u) << 16 | 0x7f800000u | (bits & 0x3ffu) << 13) : f;
+  return f;
 }
 __device__ inline float widen(bfloat16 b) { return static_cast<float>(b); }
-
 template <class H> __device__ H narrow(float f) {
   H h;
-  uint32_t bits = bit_cast<uint32_t>(f);
-  if constexpr (std::same_as<H, half>) {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
-    if (f != f) h.bits = static_cast<uint16_t>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu));
-  } else {
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
-    if (f != f) h.bits = static_cast<uint16_t>(bits >> 16 | 0x40u);
-  }
+  if constexpr (std::same_as<H, half>) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
+  else asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
   return h;
 }
 
-// convert() of core/dtype.h, with the hardware's 16-bit conversions.
-template <class To, class From> __device__ To to(From v) {
+// The same with a NaN's sign and payload, as on the CPU: for casts.
+__device__ inline float widen_exactly(half h) {
+  uint32_t bits = h.bits;
+  return (bits & 0x7fffu) > 0x7c00u ? bit_cast<float>((bits & 0x8000u) << 16 | 0x7f800000u | (bits & 0x3ffu) << 13) : widen(h);
+}
+__device__ inline float widen_exactly(bfloat16 b) { return widen(b); }
+template <class H> __device__ H narrow_exactly(float f) {
+  H h = narrow<H>(f);
+  if (f == f) return h;
+  uint32_t bits = bit_cast<uint32_t>(f);
+  if constexpr (std::same_as<H, half>) h.bits = static_cast<uint16_t>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu));
+  else h.bits = static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return h;
+}
+
+// convert() of core/dtype.h, with the hardware's 16-bit conversions; `exactly`, for NaN, too.
+template <class To, bool exactly = false, class From> __device__ To to(From v) {
   if constexpr (std::same_as<To, From>) return v;
-  else if constexpr (is_16bit<From>) return to<To>(widen(v));
+  else if constexpr (is_16bit<From>) return to<To, exactly>(exactly ? widen_exactly(v) : widen(v));
   else if constexpr (!is_16bit<To>) return convert<To>(v);
-  else if constexpr (std::same_as<From, float>) return narrow<To>(v);
-  else return narrow<To>(round_to_odd(static_cast<double>(v)));
+  else if constexpr (!std::same_as<From, float>) return to<To, exactly>(round_to_odd(static_cast<double>(v)));
+  else if constexpr (exactly) return narrow_exactly<To>(v);
+  else return narrow<To>(v);
 }
 
 // f(Type<U>) with the unsigned type of a dtype's size: one kernel moves all dtypes of a size.
