@@ -638,3 +638,15 @@ TEST_CASE("what a captured step may not do is refused by name") {
   auto any = capture([](const Tensor& t) { return t * 2; }, {.warmup = 0});
   CHECK_THROWS_WITH(any(x.clone().requires_grad_()), Contains("input 0 requires a gradient"));
 }
+
+TEST_CASE("arange counts on the device, in a captured step too") {
+  NEEDS_GPUS(1);
+  for (DType t : {DType::i64, DType::f32, DType::f16}) {
+    Tensor a = arange(300, {.dtype = t, .device = Device::cuda()});
+    CHECK((a.dtype() == t && a.to_vector<double>() == arange(300, {.dtype = t}).to_vector<double>()));
+  }
+  CHECK(arange(0, {.device = Device::cuda()}).numel() == 0);
+  auto step = capture([](const Tensor& x) { return x + arange(4, {.dtype = DType::f32, .device = x.device()}); });
+  Tensor x = full({4}, 2, {.device = Device::cuda()});
+  for (int i = 0; i < 4; ++i) CHECK(step(x).to_vector<float>() == std::vector<float>{2, 3, 4, 5});
+}
