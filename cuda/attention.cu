@@ -3,7 +3,8 @@
 // and for their gradient; keys walk over queries for theirs. So every sum has one owner and one order: the same bits every time.
 //
 // A warp multiplies 16 rows by tiles 8 wide. Thread (g, t) of a warp, lane 4 g + t, holds of each the elements (g, 2 t),
-// (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1), which is what tensor cores do with 16-bit factors; f32 is multiplied in f32.
+// (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1), which is what tensor cores do. An f32 factor goes into them as the sum of two
+// TF32 numbers, its first 11 bits and the 11 after: three products of these give what f32 arithmetic gives, to 2^-21 of each product.
 #include "halftone/cuda/attention.h"
 
 #include "halftone/cuda/all.h"
@@ -61,11 +62,9 @@ template <class T, int width, Pass pass> struct Tiles {
   static constexpr int columns = width == 64 || (pass == Pass::forward && width == 128 && sizeof(T) == 2) ? 64 : 32;
   static constexpr int pitch = width + 16 / static_cast<int>(sizeof(T));
   static constexpr int row_tiles = pass == Pass::forward || pass == Pass::value ? 1 : 2;
-  static constexpr int staging_pitch = columns + 4;  // for weights in f32, which threads of a warp exchange
-  static constexpr int staging = sizeof(T) == 4 ? block_rows * staging_pitch : 0;
   static constexpr int statistics = by_key<pass> ? 2 * columns : 0;
   static constexpr size_t bytes = static_cast<size_t>(row_tiles * block_rows + 2 * columns) * pitch * sizeof(T) +
-                                  static_cast<size_t>(staging + statistics) * sizeof(float);
+                                  static_cast<size_t>(statistics) * sizeof(float);
 };
 
 // Rows [first, first + rows) of a matrix of `limit` rows and `columns` columns; zeros where it has none.
@@ -124,6 +123,31 @@ template <class T> __device__ uint32_t narrow_pair(float low, float high) {
   return pair;
 }
 
+// f32 numbers, each as the sum of two in TF32 (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022).
+// Of an infinity the second is NaN.
+template <int n> struct Split {
+  uint32_t high[n], low[n];
+  __device__ void set(int i, float v) {
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high[i]) : "f"(v));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low[i]) : "f"(v - bit_cast<float>(high[i])));
+  }
+};
+// c += a b for a [16, 8] and b [8, 8].
+__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Tensor cores cut off what does not fit their sums, so that these are short ones, added by rounding to nearest.
+__device__ inline void multiply_add(float (&c)[4], const Split<4>& a, const Split<2>& b) {
+  float sum[4] = {0, 0, 0, 0};
+  multiply_add(sum, a.low, b.high);
+  multiply_add(sum, a.high, b.low);
+  multiply_add(sum, a.high, b.high);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) c[j] += sum[j];
+}
+
 // x y^T for the warp's rows x and a tile y, both with `depth` columns.
 template <int width, int columns, class T>
 __device__ void multiply(float (&c)[columns / 8][4], const T* x, const T* y, int depth) {
@@ -148,27 +172,25 @@ __device__ void multiply(float (&c)[columns / 8][4], const T* x, const T* y, int
       }
     }
   } else {
-    const T *row = x + lane / 4 * pitch, *column = y + lane % 4 * 2 * pitch;
-    for (int k = 0; k < depth; k += 4) {
-      const auto low = load_pack<4>(row + k), high = load_pack<4>(row + 8 * pitch + k);
+    const T *row = x + lane / 4 * pitch + lane % 4, *column = y + lane / 4 * pitch + lane % 4;
+    for (int k = 0; k < depth; k += 8) {
+      Split<4> a;
 #pragma unroll
-      for (int n = 0; n < columns / 8; ++n)
+      for (int i = 0; i < 4; ++i) a.set(i, row[i % 2 * 8 * pitch + k + i / 2 * 4]);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const auto b = load_pack<4>(column + (n * 8 + j) * pitch + k);
+      for (int n = 0; n < columns / 8; ++n) {
+        Split<2> b;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            c[n][j] += low.v[i] * b.v[i];
-            c[n][j + 2] += high.v[i] * b.v[i];
-          }
-        }
+        for (int i = 0; i < 2; ++i) b.set(i, column[n * 8 * pitch + k + i * 4]);
+        multiply_add(c[n], a, b);
+      }
     }
   }
 }
 
 // out += p y for weights p of the warp's rows and a tile y, of which `used` columns count. 16-bit factors round p.
 template <int width, int columns, class T>
-__device__ void accumulate(float (&out)[width / 8][4], const float (&p)[columns / 8][4], const T* y, int used, float* staging) {
+__device__ void accumulate(float (&out)[width / 8][4], const float (&p)[columns / 8][4], const T* y, int used) {
   constexpr int pitch = width + pack_size<T>;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   if constexpr (sizeof(T) == 2) {
@@ -187,27 +209,21 @@ __device__ void accumulate(float (&out)[width / 8][4], const float (&p)[columns 
       }
     }
   } else {
-    constexpr int stage = columns + 4;
-    const int row = lane / 4, column = lane % 4 * 2;
-    __syncwarp();
+    // The order of k is free: what the instruction calls t and t + 4 are 2 t and 2 t + 1 here, as this thread holds p.
+    const T* corner = y + lane % 4 * 2 * pitch + lane / 4;
 #pragma unroll
-    for (int n = 0; n < columns / 8; ++n)
+    for (int k = 0; k < columns / 8; ++k) {
+      Split<4> a;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) staging[(row + j / 2 * 8) * stage + n * 8 + column + j % 2] = p[n][j];
-    __syncwarp();
-    for (int k = 0; k < columns; k += 4) {
-      const auto low = load_pack<4>(staging + row * stage + k), high = load_pack<4>(staging + (row + 8) * stage + k);
+      for (int i = 0; i < 4; ++i) a.set(i, p[k][i % 2 * 2 + i / 2]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
+      for (int n = 0; n < width / 8; ++n) {
+        if (n * 8 >= used) break;
+        Split<2> b;
 #pragma unroll
-        for (int n = 0; n < width / 8; ++n) {
-          if (n * 8 >= used) break;
-          const auto b = load_pack<2>(y + (k + i) * pitch + n * 8 + column);
-          out[n][0] += low.v[i] * b.v[0];
-          out[n][1] += low.v[i] * b.v[1];
-          out[n][2] += high.v[i] * b.v[0];
-          out[n][3] += high.v[i] * b.v[1];
-        }
+        for (int i = 0; i < 2; ++i) b.set(i, corner[(k * 8 + i) * pitch + n * 8]);
+        multiply_add(out[n], a, b);
+      }
     }
   }
 }
@@ -326,7 +342,6 @@ __global__ void __launch_bounds__(threads) attention_forward(const __grid_consta
   extern __shared__ __align__(16) unsigned char memory[];
   T *queries = reinterpret_cast<T*>(memory), *keys = queries + block_rows * pitch, *values = keys + columns * pitch;
   const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
-  float* staging = reinterpret_cast<float*>(values + columns * pitch) + warp * warp_rows * Memory::staging_pitch;
   T* own = queries + warp * warp_rows * pitch;
 
   const int tiles = (a.t + block_rows - 1) / block_rows, number = static_cast<int>(blockIdx.x) % tiles;
@@ -373,7 +388,7 @@ __global__ void __launch_bounds__(threads) attention_forward(const __grid_consta
       total[j / 2] += p[n][j];
       if (a.key && view.has(row + r, begin + c)) p[n][j] = a.dropout(p[n][j], drop.uniform(row + r, begin + c));
     });
-    accumulate<width, columns>(out, p, values, a.e, staging);
+    accumulate<width, columns>(out, p, values, a.e);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -402,7 +417,6 @@ __global__ void __launch_bounds__(threads) attention_query_grad(const __grid_con
   T *queries = reinterpret_cast<T*>(memory), *grads = queries + block_rows * pitch, *keys = grads + block_rows * pitch,
     *values = keys + columns * pitch;
   const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
-  float* staging = reinterpret_cast<float*>(values + columns * pitch) + warp * warp_rows * Memory::staging_pitch;
   T *own = queries + warp * warp_rows * pitch, *own_grads = grads + warp * warp_rows * pitch;
 
   const int tiles = (a.t + block_rows - 1) / block_rows, number = static_cast<int>(blockIdx.x) % tiles;
@@ -443,7 +457,7 @@ __global__ void __launch_bounds__(threads) attention_query_grad(const __grid_con
       if (a.mask_grad) view.store_mask_grad(ds, query, key);
       p[n][j] = ds * a.scale;
     });
-    accumulate<width, columns>(out, p, keys, a.d, staging);
+    accumulate<width, columns>(out, p, keys, a.d);
   }
   store_rows<width>(a.dq.at(view.batch, view.head), own, out, row, a.t, a.d);
 }
@@ -458,8 +472,7 @@ __global__ void __launch_bounds__(threads) attention_key_grad(const __grid_const
   T *keys = reinterpret_cast<T*>(memory), *values = keys + (Memory::row_tiles - 1) * block_rows * pitch,
     *queries = keys + Memory::row_tiles * block_rows * pitch, *grads = queries + columns * pitch;
   const int warp = static_cast<int>(threadIdx.x) / warp_size;
-  float *lse = reinterpret_cast<float*>(grads + columns * pitch), *delta = lse + columns,
-        *staging = delta + columns + warp * warp_rows * Memory::staging_pitch;
+  float *lse = reinterpret_cast<float*>(grads + columns * pitch), *delta = lse + columns;
   T *own = keys + warp * warp_rows * pitch, *own_values = values + warp * warp_rows * pitch;
 
   const int tiles = (a.s + block_rows - 1) / block_rows;
@@ -496,7 +509,7 @@ __global__ void __launch_bounds__(threads) attention_key_grad(const __grid_const
         each<columns>([&](int n, int j, int r, int c) {
           if (a.key && view.has(begin + c, row + r)) p[n][j] = a.dropout(p[n][j], drop.uniform(begin + c, row + r));
         });
-        accumulate<width, columns>(dv, p, grads, a.e, staging);
+        accumulate<width, columns>(dv, p, grads, a.e);
       } else {
         float dp[columns / 8][4];
         multiply<width, columns>(dp, own_values, grads, a.e);
@@ -510,8 +523,8 @@ __global__ void __launch_bounds__(threads) attention_key_grad(const __grid_const
           dp[n][j] = p[n][j] * (back - delta[c]) * a.scale;
           p[n][j] = kept;
         });
-        if constexpr (gives_value<pass>) accumulate<width, columns>(dv, p, grads, a.e, staging);
-        accumulate<width, columns>(dk, dp, queries, a.d, staging);
+        if constexpr (gives_value<pass>) accumulate<width, columns>(dv, p, grads, a.e);
+        accumulate<width, columns>(dk, dp, queries, a.d);
       }
     }
   }
