@@ -11,7 +11,7 @@
 namespace halftone::cuda {
 namespace {
 
-constexpr int tile = 32, slice = 64, stages = 3, threads = 128;
+constexpr int tile = 32, slice = 64, stages = 6, threads = 128;
 
 // ---- tensor cores (PTX ISA: ldmatrix, mma.m16n8k16, cp.async)
 
@@ -85,13 +85,18 @@ template <int rows, int cols, class T> __device__ void fetch(T* into, const Matr
 // One tile of a product a b, whose sums run over `depth`. a is [rows, depth], or, turned, stored [depth, rows]; b is stored
 // [cols, depth], or, turned, [depth, cols]. With `relued`, stored like a, elements of a count only where that is above 0.
 template <class T> struct Shared {
-  T a[stages][tile_elements], b[stages][tile_elements], relued[stages][tile_elements];
+  T a[stages][tile_elements], b[stages][tile_elements], relued[stages][tile_elements];  // relued last: it may be left out
+  static constexpr size_t bytes(bool with_relued) { return (with_relued ? 3 : 2) * sizeof a; }
 };
+template <class T> __device__ Shared<T>& shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return *reinterpret_cast<Shared<T>*>(memory);
+}
 struct Sums {
   float c[2][4] = {};   // of this thread: two blocks of 16 x 8
-  float rows[2] = {};   // of a, over the depth: this thread's part of its rows
+  float rows[2] = {};   // with sums_rows, of a over the depth: this thread's part of its rows
 };
-template <bool a_turned, bool b_turned, class T>
+template <bool a_turned, bool b_turned, bool sums_rows, class T>
 __device__ Sums product(Shared<T>& memory, const Matrix<T>& a, const Matrix<T>& b, const T* relued, int row, int col, int depth) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
   const int down = warp / 2 * 16, across = warp % 2 * 16;
@@ -143,10 +148,12 @@ __device__ Sums product(Shared<T>& memory, const Matrix<T>& a, const Matrix<T>& 
       const Fragment right = b_fragment(memory.b[at], k);
       multiply_add<T>(sums.c[0], left, right.word[0], right.word[1]);
       multiply_add<T>(sums.c[1], left, right.word[2], right.word[3]);
+      if constexpr (sums_rows) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const auto v = halves<T>(left.word[w]);
-        sums.rows[w % 2] += to<float>(v.v[0]) + to<float>(v.v[1]);
+        for (int w = 0; w < 4; ++w) {
+          const auto v = halves<T>(left.word[w]);
+          sums.rows[w % 2] += to<float>(v.v[0]) + to<float>(v.v[1]);
+        }
       }
     }
   }
@@ -168,9 +175,9 @@ template <class F> __device__ void each_sum(const Sums& sums, int row, int col, 
 template <class T>
 __global__ void __launch_bounds__(threads) linear_kernel(const Matrix<T> x, const Matrix<T> w, const T* bias, T* y, const bool relu) {
   wait_for_previous();
-  __shared__ __align__(16) Shared<T> memory;
+  Shared<T>& memory = shared_memory<T>();
   const int across = (w.rows + tile - 1) / tile, row = static_cast<int>(blockIdx.x) / across * tile, col = static_cast<int>(blockIdx.x) % across * tile;
-  const Sums sums = product<false, false>(memory, x, w, static_cast<const T*>(nullptr), row, col, x.cols);
+  const Sums sums = product<false, false, false>(memory, x, w, static_cast<const T*>(nullptr), row, col, x.cols);
   each_sum(sums, row, col, [&](int i, int j, float v) {
     if (i >= x.rows || j >= w.rows) return;
     if (bias) v += to<float>(bias[j]);
@@ -193,12 +200,12 @@ __global__ void __launch_bounds__(threads)
     linear_grad_kernel(const Matrix<T> g, const Matrix<T> x, const Matrix<T> w, const T* relued, const Target<T> dx, const Target<T> dw, const Target<T> db,
                        const int blocks_of_x) {
   wait_for_previous();
-  __shared__ __align__(16) Shared<T> memory;
+  Shared<T>& memory = shared_memory<T>();
   int block = static_cast<int>(blockIdx.x);
   const int across = (x.cols + tile - 1) / tile;
   if (block < blocks_of_x) {
     const int row = block / across * tile, col = block % across * tile;
-    const Sums sums = product<false, true>(memory, g, w, relued, row, col, g.cols);
+    const Sums sums = product<false, true, false>(memory, g, w, relued, row, col, g.cols);
     each_sum(sums, row, col, [&](int i, int j, float v) {
       if (i < g.rows && j < x.cols) dx.put(static_cast<int64_t>(i) * x.cols + j, v);
     });
@@ -206,7 +213,7 @@ __global__ void __launch_bounds__(threads)
   }
   block -= blocks_of_x;
   const int row = block / across * tile, col = block % across * tile;
-  Sums sums = product<true, true>(memory, g, x, relued, row, col, g.rows);
+  Sums sums = product<true, true, true>(memory, g, x, relued, row, col, g.rows);
   if (dw.data)
     each_sum(sums, row, col, [&](int i, int j, float v) {
       if (i < g.cols && j < x.cols) dw.put(static_cast<int64_t>(i) * x.cols + j, v);
@@ -237,7 +244,8 @@ template <class F> void visit_16bit(DType t, F f) {
 bool small_linear(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y, bool relu) {
   if (!is_16bit_dtype(x.dtype()) || !small(x) || !small(w) || !y.is_contiguous() || x.numel() * w.size(0) > most_products) return false;
   visit_16bit(x.dtype(), [&]<class T>(Type<T>) {
-    launch("linear", linear_kernel<T>, tiles(x.size(0)) * tiles(w.size(0)), threads, matrix<T>(x), matrix<T>(w), bias.defined() ? bias.data<T>() : nullptr,
+    const Grid grid{.blocks = tiles(x.size(0)) * tiles(w.size(0)), .threads = threads, .shared = Shared<T>::bytes(false)};
+    launch("linear", linear_kernel<T>, grid, matrix<T>(x), matrix<T>(w), bias.defined() ? bias.data<T>() : nullptr,
            y.data<T>(), relu);
   });
   return true;
@@ -252,7 +260,8 @@ bool small_linear_grad(const Call& c, std::span<Tensor> out) {
   visit_16bit(g.dtype(), [&]<class T>(Type<T>) {
     auto target = [&](size_t i) { return Target<T>{wanted >> i & 1u ? out[i].raw_data() : nullptr, out[i].dtype() == DType::f32}; };
     const int of_x = wanted & 1u ? tiles(g.size(0)) * tiles(x.size(1)) : 0, of_w = wanted & 6u ? tiles(g.size(1)) * tiles(x.size(1)) : 0;
-    launch("linear_grad", linear_grad_kernel<T>, of_x + of_w, threads, matrix<T>(g), matrix<T>(x), matrix<T>(w),
+    const Grid grid{.blocks = of_x + of_w, .threads = threads, .shared = Shared<T>::bytes(c.has(3))};
+    launch("linear_grad", linear_grad_kernel<T>, grid, matrix<T>(g), matrix<T>(x), matrix<T>(w),
            c.has(3) ? static_cast<const T*>(c.in[3].data<T>()) : nullptr, target(0), target(1), target(2), of_x);
   });
   return true;
