@@ -75,8 +75,8 @@ std::optional<Plan> make_plan(const Problem& p) {
   return plan_for(graph);
 }
 
-const Plan* find_plan(const Problem& p) {
-  static auto* plans = new Plans<Problem>;
+std::optional<Plan> find_plan(const Problem& p) {
+  static auto* plans = new Plans<Problem, Plan>;
   return plans->find(p, make_plan);
 }
 
@@ -115,7 +115,7 @@ bool forward(const Call& c, std::span<Tensor> out) {
   const Tensor q = operand(c.in[0]), k = operand(c.in[1]), v = operand(c.in[2]);
   Problem p = problem(q, k, v, c.as<AttentionAttrs>(), training ? Kind::training : Kind::inference);
   p.y = *y;
-  const Plan* plan = find_plan(p);
+  auto plan = find_plan(p);
   if (!plan) return false;
   Addresses at{{uid_q, q.raw_data()}, {uid_k, k.raw_data()}, {uid_v, v.raw_data()}, {uid_y, out[0].raw_data()}};
   if (training) at.emplace(uid_lse, out[1].raw_data());
@@ -135,7 +135,7 @@ bool gradient(const Tensors9& x, const AttentionAttrs& a) {
   p.dq = *steps_of(x.dq);
   p.dk = *steps_of(x.dk);
   p.dv = *steps_of(x.dv);
-  const Plan* plan = find_plan(p);
+  auto plan = find_plan(p);
   if (!plan) return false;
   if (plan->workspace > most_workspace && p.b > 1) {
     auto part = [&](int64_t begin, int64_t end) {

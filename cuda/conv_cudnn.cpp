@@ -132,24 +132,22 @@ void execute(const Choice& plan, Addresses& addresses) {
   });
 }
 
-std::string tuning_name(const Problem& p) {
-  auto words = std::bit_cast<ProblemWords<Problem>>(p);
-  return cuda::tuning_name(text::cat("cudnn ", cudnnGetVersion()), std::span(words).subspan(1));  // whatever the device's number
-}
+std::string name_of(const Problem& p) { return tuning_name(text::cat("cudnn ", cudnnGetVersion()), p); }
 void tune_plan(const Problem& p, Addresses& addresses) {
+  if (tuned_choice(name_of(p))) return;
   Choice plan{graph_with_candidates(p)};
   if (!plan.graph) return;
   auto best = fastest(plan.graph->get_execution_plan_count(), [&](int64_t i) -> std::optional<double> {
     if (!build(plan, i)) return std::nullopt;
     return time_call([&] { execute(plan, addresses); });
   });
-  if (best) set_tuned_choice(tuning_name(p), name_of(*plan.graph, *best));
+  if (best) set_tuned_choice(name_of(p), name_of(*plan.graph, *best));
 }
 
 std::optional<Choice> make_plan(const Problem& p) {
   Choice plan{graph_with_candidates(p)};
   if (!plan.graph) return std::nullopt;
-  auto choice = tuned_choice(tuning_name(p));
+  auto choice = tuned_choice(name_of(p));
   int64_t count = plan.graph->get_execution_plan_count();
   for (int64_t i = 0; choice && i < count; ++i)
     if (name_of(*plan.graph, i) == *choice && build(plan, i)) {
@@ -162,19 +160,12 @@ std::optional<Choice> make_plan(const Problem& p) {
 
 // Runs the problem's plan; false when there is none.
 bool run_plan(const Problem& p, Addresses addresses) {
-  static std::mutex lock;  // also: one at a time, since the kernels of a plan hand on the workspace
-  static auto* plans = new std::unordered_map<Problem, std::optional<Choice>, ProblemHash<Problem>, ProblemEqual<Problem>>;
-  std::lock_guard guard(lock);
-  auto found = plans->find(p);
-  if (tuning() && (found == plans->end() || (found->second && !found->second->tuned))) {
-    if (!tuned_choice(tuning_name(p))) tune_plan(p, addresses);
-    if (found != plans->end()) plans->erase(found);
-    found = plans->end();
-  }
-  if (found == plans->end()) found = plans->emplace(p, make_plan(p)).first;
-  if (!found->second) return false;
-  execute(*found->second, addresses);
-  return true;
+  static auto* plans = new Plans<Problem, Choice>;
+  static std::mutex one_at_a_time;  // the kernels of a plan hand on the workspace
+  std::lock_guard guard(one_at_a_time);
+  auto plan = plans->find(p, make_plan, [&](const Problem&) { tune_plan(p, addresses); });
+  if (plan) execute(*plan, addresses);
+  return plan.has_value();
 }
 
 // ---- calls

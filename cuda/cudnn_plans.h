@@ -69,20 +69,4 @@ inline std::optional<Plan> plan_for(std::shared_ptr<fe::graph::Graph> graph) {
   });
 }
 
-// Plans by problem. They are kept for ever.
-template <class Problem> class Plans {
- public:
-  // make(problem), asked once; null where it found none.
-  template <class F> const Plan* find(const Problem& p, F make) {
-    std::lock_guard guard(lock_);
-    auto [at, fresh] = plans_.try_emplace(p);
-    if (fresh) at->second = make(p);
-    return at->second ? &*at->second : nullptr;
-  }
-
- private:
-  std::mutex lock_;
-  std::unordered_map<Problem, std::optional<Plan>, ProblemHash<Problem>, ProblemEqual<Problem>> plans_;
-};
-
 }  // namespace halftone::cuda::cudnn

@@ -208,11 +208,9 @@ std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
   for (uint64_t word : algorithm.data) text += (text.empty() ? "" : " ") + std::to_string(word);
   return text;
 }
-std::string tuning_name(const Problem& p) {
-  auto words = std::bit_cast<ProblemWords<Problem>>(p);
-  return cuda::tuning_name(text::cat("cublaslt ", cublasLtGetVersion()), std::span(words).subspan(1));  // whatever the device's number
-}
+std::string name_of(const Problem& p) { return tuning_name(text::cat("cublaslt ", cublasLtGetVersion()), p); }
 void tune_plan(const Problem& p, const Addresses& at) {
+  if (tuned_choice(name_of(p))) return;
   constexpr int most = 32;
   Plan plan = describe(p, at.bias);
   auto all = candidates(p, plan, most, at.bias);
@@ -220,12 +218,12 @@ void tune_plan(const Problem& p, const Addresses& at) {
     plan.algorithm = all[static_cast<size_t>(i)];
     return std::optional(time_call([&] { execute(p, plan, at); }));
   });
-  if (best) set_tuned_choice(tuning_name(p), text_of(all[static_cast<size_t>(*best)]));
+  if (best) set_tuned_choice(name_of(p), text_of(all[static_cast<size_t>(*best)]));
 }
 
 std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   Plan plan = describe(p, bias);
-  auto choice = tuned_choice(tuning_name(p));
+  auto choice = tuned_choice(name_of(p));
   auto all = candidates(p, plan, choice ? 32 : 8, bias);
   for (auto& algorithm : all)
     if (choice && text_of(algorithm) == *choice) {
@@ -236,21 +234,6 @@ std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   if (all.empty()) return std::nullopt;
   plan.algorithm = all.front();
   return plan;
-}
-
-// The plan for a problem; empty when cuBLASLt has none.
-std::optional<Plan> plan_for(const Problem& p, const Addresses& at) {
-  static std::mutex lock;
-  static auto* plans = new std::unordered_map<Problem, std::optional<Plan>, ProblemHash<Problem>, ProblemEqual<Problem>>;
-  std::lock_guard guard(lock);
-  auto found = plans->find(p);
-  if (tuning() && (found == plans->end() || (found->second && !found->second->tuned))) {
-    if (!tuned_choice(tuning_name(p))) tune_plan(p, at);
-    if (found != plans->end()) plans->erase(found);
-    found = plans->end();
-  }
-  if (found == plans->end()) found = plans->emplace(p, make_plan(p, at.bias)).first;
-  return found->second;
 }
 
 int64_t alignment(const void* p) {
@@ -268,8 +251,10 @@ struct Epilogue {
   const void* bias = nullptr;
 };
 
+// False: cuBLASLt has no plan for the problem.
 bool run_plan(const Problem& p, const Addresses& at) {
-  auto plan = plan_for(p, at);
+  static auto* plans = new Plans<Problem, Plan>;
+  auto plan = plans->find(p, [&](const Problem&) { return make_plan(p, at.bias); }, [&](const Problem&) { tune_plan(p, at); });
   if (plan) execute(p, *plan, at);
   return plan.has_value();
 }
