@@ -14,6 +14,9 @@ struct CaptureOptions {
   // Eager steps of a shape before it is captured. 0 is for functions that make nothing lasting on their first call: no optimizer,
   // no scaler, no 16-bit copies of weights.
   int warmup = 2;
+  // Steps in one call, and so in one graph: every input has a batch for each along its first dimension, which the function
+  // does not see, and so has every result.
+  int64_t steps = 1;
 };
 
 // What the framework notes while a step is captured, so that replays leave the host's bookkeeping as eager steps would.
@@ -45,6 +48,8 @@ class HT_API CapturePlan {
   virtual Tensors run(std::span<const Tensor> inputs, const Step& step) = 0;
   virtual int64_t replays() const = 0;
 };
+// Several steps, one after the other: CaptureOptions::steps.
+HT_API Tensors run_steps(int64_t steps, std::span<const Tensor> inputs, const CapturePlan::Step& step);
 
 template <class F> class Captured {
  public:
@@ -58,9 +63,12 @@ template <class F> class Captured {
     Tensors inputs{x...};
     DeviceType type = DeviceType::cpu;
     for (auto& t : inputs) if (t.device().type != DeviceType::cpu) type = t.device().type;
-    if (type == DeviceType::cpu) return f_(x...);
-    if (!plan_) plan_ = backend(type).make_capture(options_);
-    Tensors y = plan_->run(inputs, [&](std::span<const Tensor> in) { return pack(call(in, std::index_sequence_for<X...>())); });
+    bool on_cpu = type == DeviceType::cpu;
+    if (on_cpu && options_.steps == 1) return f_(x...);
+    CapturePlan::Step one = [&](std::span<const Tensor> in) { return pack(call(in, std::index_sequence_for<X...>())); };
+    auto all = [&](std::span<const Tensor> in) { return options_.steps == 1 ? one(in) : run_steps(options_.steps, in, one); };
+    if (!on_cpu && !plan_) plan_ = backend(type).make_capture(options_);
+    Tensors y = on_cpu ? all(inputs) : plan_->run(inputs, all);
     return unpack<Y>(y);
   }
   // How many calls there were, and how many of them were replays of a graph.
