@@ -130,3 +130,48 @@ TEST_CASE("advice about precision: measured, with a reason, and nothing changed"
   text << a;
   CHECK_THAT(text.str(), Contains("recommended: " + a.recommended + ", because "));
 }
+
+namespace {
+
+struct Wide : nn::Module {
+  nn::Linear narrow{8, 16}, wide{16, 4096}, back{4096, 4};
+  HT_FIELDS(narrow, wide, back)
+  Tensor forward(const Tensor& x) override { return back(relu(wide(narrow(x)))); }
+};
+
+}  // namespace
+
+TEST_CASE("memory is told module by module") {
+  std::vector<Device> places{Device::cpu()};
+  if (!devices(DeviceType::cuda).empty()) places.push_back(Device::cuda());
+  for (Device device : places) {
+    Wide net;
+    net.to(device);
+    Tensor x = randn({64, 8}, {.device = device}), loss;
+    loss = net(x).sum();  // first calls make what stays
+    loss.backward();
+    loss = {};
+    int64_t before = memory_stats(device).allocated;
+    auto all = amp::memory_by_module(net, device, [&] {
+      loss = net(x).sum();
+      loss.backward();
+    });
+    constexpr int64_t wide = 64 * 4096 * 4;  // bytes of a result
+    auto of = [&](std::string_view name) {
+      for (auto& m : all) if (m.name == name) return m;
+      FAIL("no line for " << name);
+      return amp::ModuleMemory{};
+    };
+    CHECK(of("wide").kept == 0);  // relu keeps its own result
+    CHECK(of("").kept == wide);
+    CHECK(of("back").kept == 0);
+    CHECK(of("?").kept <= 8);  // the loss, and the gradient that backward begins with
+    CHECK(of("wide").peak >= before + wide);
+    CHECK(of("wide").in_backward);
+    CHECK(of("narrow").peak < of("wide").peak);
+    CHECK(std::is_sorted(all.begin(), all.end(), [](auto& a, auto& b) { return a.peak > b.peak; }));
+    std::ostringstream text;
+    text << all;
+    CHECK_THAT(text.str(), Contains("(model)") && Contains("wide") && Contains("?") && Contains("backward"));
+  }
+}
