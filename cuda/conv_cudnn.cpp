@@ -1,6 +1,6 @@
-// Convolutions on CUDA by cuDNN's graph API. What a call needs
-// besides its addresses is a plan, found once per problem: the library's first choice, or the fastest (core/tuning.h), of
-// those that give the same bits every time and compute in the dtype they are asked for. Without one, and in f64, our own
+// Convolutions on CUDA by cuDNN's graph API. What a call needs besides its addresses is a plan, found once per problem: the
+// library's first choice, or the fastest (core/tuning.h), of those that give the same bits every time and compute in the dtype
+// they are asked for; tuning may find that cuBLASLt is faster where a kernel has one place. Without a plan, and in f64, our own
 // kernels run.
 //
 // Tensor cores want channels last. Whatever the layout of the tensors, 16-bit operands are handed over with their channels
@@ -9,6 +9,7 @@
 #include "halftone/cuda/attention.h"
 #include "halftone/cuda/conv.h"
 #include "halftone/cuda/cudnn_plans.h"
+#include "halftone/cuda/matmul.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/conv.h"
 #include "halftone/ops/copy.h"
@@ -32,12 +33,21 @@ struct Problem {
 
 enum Uid : int64_t { uid_x = 1, uid_w, uid_y, uid_bias };
 
-// One of a graph's candidates.
+// One of a graph's candidates, or a product of matrices.
 struct Choice {
   std::shared_ptr<fe::graph::Graph> graph;
   int64_t candidate = 0, workspace = 0;
-  bool tuned = false;
+  bool tuned = false, as_product = false;
 };
+constexpr const char* as_product = "product";  // its name among tuned choices
+
+// The same as a product of matrices [pixels, channels]; false when there is no kernel for it.
+using Product = std::function<bool()>;
+bool is_product(const Problem& p) {
+  auto all = [](const int64_t (&v)[3], int64_t n) { return std::all_of(v, v + 3, [n](int64_t i) { return i == n; }); };
+  return p.channels_last && p.q.groups == 1 && p.q.taps() == 1 && all(p.q.stride, 1) && all(p.q.before, 0) && all(p.q.after, 0);
+}
+
 fe::DataType_t type_of(int64_t dtype) { return cudnn::type_of(static_cast<DType>(dtype)); }
 
 // The last `spatial` of three.
@@ -133,21 +143,26 @@ void execute(const Choice& plan, Addresses& addresses) {
 }
 
 std::string name_of(const Problem& p) { return tuning_name(text::cat("cudnn ", cudnnGetVersion()), p); }
-void tune_plan(const Problem& p, Addresses& addresses) {
+void tune_plan(const Problem& p, Addresses& addresses, const Product& product) {
   if (tuned_choice(name_of(p))) return;
   Choice plan{graph_with_candidates(p)};
-  if (!plan.graph) return;
-  auto best = fastest(plan.graph->get_execution_plan_count(), [&](int64_t i) -> std::optional<double> {
+  std::optional<double> least;
+  auto time = [&](int64_t i) -> std::optional<double> {
     if (!build(plan, i)) return std::nullopt;
-    return time_call([&] { execute(plan, addresses); });
-  });
-  if (best) set_tuned_choice(name_of(p), name_of(*plan.graph, *best));
+    double ms = time_call([&] { execute(plan, addresses); });
+    least = std::min(ms, least.value_or(ms));
+    return ms;
+  };
+  auto best = plan.graph ? fastest(plan.graph->get_execution_plan_count(), time) : std::nullopt;
+  if (is_product(p) && product() && (!best || time_call([&] { product(); }) < *least)) set_tuned_choice(name_of(p), as_product);
+  else if (best) set_tuned_choice(name_of(p), name_of(*plan.graph, *best));
 }
 
 std::optional<Choice> make_plan(const Problem& p) {
+  auto choice = tuned_choice(name_of(p));
+  if (choice == as_product) return Choice{.graph = {}, .tuned = true, .as_product = true};
   Choice plan{graph_with_candidates(p)};
   if (!plan.graph) return std::nullopt;
-  auto choice = tuned_choice(name_of(p));
   int64_t count = plan.graph->get_execution_plan_count();
   for (int64_t i = 0; choice && i < count; ++i)
     if (name_of(*plan.graph, i) == *choice && build(plan, i)) {
@@ -159,11 +174,12 @@ std::optional<Choice> make_plan(const Problem& p) {
 }
 
 // Runs the problem's plan; false when there is none.
-bool run_plan(const Problem& p, Addresses addresses) {
+bool run_plan(const Problem& p, Addresses addresses, const Product& product) {
   static auto* plans = new Plans<Problem, Choice>;
   static std::mutex one_at_a_time;  // the kernels of a plan hand on the workspace
   std::lock_guard guard(one_at_a_time);
-  auto plan = plans->find(p, make_plan, [&](const Problem&) { tune_plan(p, addresses); });
+  auto plan = plans->find(p, make_plan, [&](const Problem&) { tune_plan(p, addresses, product); });
+  if (plan && plan->as_product) return product();
   if (plan) execute(*plan, addresses);
   return plan.has_value();
 }
@@ -202,6 +218,13 @@ struct Result {
   void finish() const { if (to.body() != out.body()) call_all(op::copy, {out, to}); }
 };
 
+// The matrix [pixels, channels] that lies in memory where the channels of t come last.
+Tensor rows(const Tensor& t) {
+  Meta m(Shape{t.numel() / t.size(1), t.size(1)}, t.dtype(), t.device());
+  m.offset = t.meta().offset;
+  return Tensor(m, t.storage(), true);
+}
+
 // Tensor cores take channels in fours. Large windows over fewer run faster with zeros beside them (256 images of
 // 3 x 224 x 224, kernel 7 x 7 with stride 2, on one H200: 1.5 ms, and 0.83 ms with a fourth channel).
 void pad_channels(Problem& p) {
@@ -228,7 +251,7 @@ bool forward(Problem p, const Call& c, const Tensor& y, DType dtype, const Tenso
   Result r(y, dtype, p.channels_last);
   Addresses at{{uid_x, x.raw_data()}, {uid_w, w.raw_data()}, {uid_y, r.to.raw_data()}};
   if (bias.defined()) at.emplace(uid_bias, bias.raw_data());
-  if (!run_plan(p, std::move(at))) return false;
+  if (!run_plan(p, std::move(at), [&] { return product(rows(x), false, rows(w), true, bias, rows(r.to)); })) return false;
   r.finish();
   return true;
 }
@@ -260,7 +283,8 @@ void run_input(const Call& c, std::span<Tensor> out) {
   if (!p) return run_conv_input(c, out);
   Tensor g = operand(c.in[0], p->channels_last), w = operand(c.in[1], p->channels_last);
   Result r(out[0], out[0].dtype(), p->channels_last);
-  if (!run_plan(*p, {{uid_y, g.raw_data()}, {uid_w, w.raw_data()}, {uid_x, r.to.raw_data()}})) return run_conv_input(c, out);
+  auto by_matrices = [&] { return product(rows(g), false, rows(w), false, {}, rows(r.to)); };
+  if (!run_plan(*p, {{uid_y, g.raw_data()}, {uid_w, w.raw_data()}, {uid_x, r.to.raw_data()}}, by_matrices)) return run_conv_input(c, out);
   r.finish();
 }
 
@@ -271,7 +295,8 @@ void run_weight(const Call& c, std::span<Tensor> out) {
   // Sums in f32, rounded once to the operands' dtype even where f32 is wanted: cuDNN's engine for that is up to 30 times
   // slower (512 images of 64 channels and 32 x 32, kernel 3 x 3, on one H200: 2.6 ms and 0.09 ms).
   Result r(out[0], c.in[0].dtype(), p->channels_last);
-  if (!run_plan(*p, {{uid_y, g.raw_data()}, {uid_x, x.raw_data()}, {uid_w, r.to.raw_data()}})) return run_conv_weight(c, out);
+  auto by_matrices = [&] { return product(rows(g), true, rows(x), false, {}, rows(r.to)); };
+  if (!run_plan(*p, {{uid_y, g.raw_data()}, {uid_x, x.raw_data()}, {uid_w, r.to.raw_data()}}, by_matrices)) return run_conv_weight(c, out);
   r.finish();
 }
 

@@ -12,6 +12,7 @@
 
 #include "halftone/core/backend.h"
 #include "halftone/cuda/all.h"
+#include "halftone/cuda/matmul.h"
 #include "halftone/cuda/matmul_epilogue.h"
 #include "halftone/cuda/plans.h"
 #include "halftone/cuda/runtime.h"
@@ -337,6 +338,11 @@ void run_linear_grad(const Call& c, std::span<Tensor> out) {
 }
 
 }  // namespace
+
+bool product(const Tensor& a, bool a_turned, const Tensor& b, bool b_turned, const Tensor& bias, const Tensor& y) {
+  auto epilogue = bias.defined() ? Epilogue{CUBLASLT_EPILOGUE_BIAS, bias.raw_data()} : Epilogue{};
+  return multiply(factor(a, a_turned), factor(b, b_turned), y.raw_data(), y.dtype(), 1, epilogue);
+}
 
 void fill_cuda_matmul() {
   fill<run_matmul>(op::matmul);

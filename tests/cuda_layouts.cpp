@@ -150,3 +150,30 @@ TEST_CASE("tuned plans compute the same, are kept in a file and not timed again"
   unchanged << std::ifstream(file).rdbuf();
   CHECK(unchanged.str() == content.str());
 }
+
+TEST_CASE("kernels of one place agree with the CPU, whatever tuning makes of them") {
+  NEEDS_CUDA();
+  struct Case { int64_t n, c, o, side; bool bias; };
+  for (Case s : {Case{16, 64, 256, 28, false}, Case{16, 256, 64, 28, true}, Case{3, 24, 40, 7, true}, Case{2, 7, 13, 5, true}, Case{1, 512, 128, 1, false}}) {
+    INFO(s.n << " images, " << s.c << " to " << s.o << " channels, side " << s.side);
+    Tensors host{randn({s.n, s.c, s.side, s.side}), randn({s.o, s.c, 1, 1}) * 0.2, randn({s.o})};
+    Tensors on_gpu = moved(host, gpu, DType::f16);
+    for (auto& t : on_gpu) host[static_cast<size_t>(&t - on_gpu.begin())] = t.detach().to({.dtype = DType::f32, .device = Device::cpu()}).requires_grad_();
+    auto all = [&](const Tensors& t) {
+      Tensor y = conv2d(t[0], t[1], s.bias ? t[2] : Tensor());
+      std::vector<Tensor> inputs(t.begin(), t.begin() + (s.bias ? 3 : 2)), results = grad({(y * y).to(DType::f32).sum() * 1e-3}, inputs);
+      results.push_back(y);
+      return results;
+    };
+    auto expected = all(host);
+    auto check = [&](const std::vector<Tensor>& got) {
+      for (size_t i = 0; i < got.size(); ++i) {
+        INFO("result " << i);
+        CHECK(difference(got[i], expected[i]) < 4e-3);
+      }
+    };
+    check(all(on_gpu));
+    tune([&] { check(all(on_gpu)); });
+    check(all(on_gpu));
+  }
+}
