@@ -112,5 +112,28 @@ if(HALFTONE_EXAMPLES)
   endforeach()
 endif()
 if(HALFTONE_BENCHMARKS)
-  halftone_programs(benchmarks benchmark CLI11::CLI11 nlohmann_json::nlohmann_json)
+  halftone_programs(benchmarks benchmark)
+
+  # halftone-bench is for users: it is installed, holds its script, and names its commit.
+  set(own ${PROJECT_BINARY_DIR}/generated/benchmarks)
+  set(script ${PROJECT_SOURCE_DIR}/benchmarks/peers/peers.py)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script})
+  file(READ ${script} text)
+  file(CONFIGURE OUTPUT ${own}/script.cpp @ONLY CONTENT
+"#include \"halftone/benchmarks/bench/script.h\"\n
+const char* const benchmarks::peers_script = R\"python(@text@)python\";\n")
+  add_custom_target(halftone_commit BYPRODUCTS ${own}/commit.cpp
+    COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUT=${own}/commit.cpp
+            -P ${PROJECT_SOURCE_DIR}/cmake/commit.cmake)
+  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/bench/*.cpp)
+  add_executable(halftone-bench ${files} ${own}/script.cpp ${own}/commit.cpp)
+  add_dependencies(halftone-bench halftone_commit)
+  halftone_compile(halftone-bench)
+  target_link_libraries(halftone-bench PRIVATE Halftone::halftone CLI11::CLI11 ${CMAKE_DL_LIBS})
+  file(RELATIVE_PATH library /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(halftone-bench PROPERTIES INSTALL_RPATH $ORIGIN/${library}
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/benchmarks)
+  if(HALFTONE_INSTALL)
+    install(TARGETS halftone-bench OPTIONAL)
+  endif()
 endif()
