@@ -1,5 +1,8 @@
 #pragma once
-// The networks that benchmarks/step times, those of benchmarks elsewhere: perceptrons, LeNet, residual networks, GPT-2.
+// What halftone-bench trains, the networks of benchmarks elsewhere: perceptrons, LeNet, residual networks, GPT-2.
+#include <functional>
+#include <memory>
+
 #include "halftone/halftone.h"
 
 namespace benchmarks {
@@ -83,5 +86,59 @@ struct Gpt : nn::Module {
     return head(norm(blocks(x))).flatten(0, 1);
   }
 };
+
+// 784-256-10: linear layers with ReLU between them.
+inline nn::Sequential perceptron(const std::vector<int64_t>& widths) {
+  nn::Sequential net;
+  for (size_t i = 0; i + 1 < widths.size(); ++i) {
+    net.add(nn::Linear(widths[i], widths[i + 1]));
+    if (i + 2 < widths.size()) net.add(nn::ReLU());
+  }
+  return net;
+}
+
+// A network, its batch, its optimizer.
+struct Workload {
+  std::string name, model;  // model: as peers know it
+  std::function<std::unique_ptr<nn::Module>()> network;
+  int64_t batch;
+  Shape example;            // of one input; [context] token numbers where there is a vocabulary
+  int64_t classes, vocabulary = 0;
+  bool adam = false;        // AdamW, else SGD with momentum
+
+  Shape input() const {
+    Shape s{batch};
+    for (int64_t d : example) s.push_back(d);
+    return s;
+  }
+  int64_t targets() const { return vocabulary > 0 ? batch * example[0] : batch; }
+  std::string size() const { return vocabulary > 0 ? text::cat(batch, " x ", example[0]) : text::cat(batch); }
+  // Half of it; false when it is as small as it gets.
+  bool shrink() {
+    if (batch > 1) batch /= 2;
+    else if (vocabulary > 0 && example[0] > 64) example[0] /= 2;
+    else return false;
+    return true;
+  }
+};
+
+template <class M> std::unique_ptr<nn::Module> owned(M&& m) { return std::make_unique<M>(std::move(m)); }
+inline Workload perceptron_workload(const std::string& name, const std::vector<int64_t>& widths, int64_t batch) {
+  std::string model = "mlp";
+  for (int64_t w : widths) model += (model == "mlp" ? ":" : ",") + std::to_string(w);
+  return {name, model, [widths] { return owned(perceptron(widths)); }, batch, {widths.front()}, widths.back()};
+}
+inline std::vector<Workload> workloads() {
+  auto lenet = [] {
+    return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(), nn::Linear(9216, 128),
+                                nn::ReLU(), nn::Linear(128, 10)});
+  };
+  return {perceptron_workload("mlp_small", {784, 256, 128, 10}, 128),
+          perceptron_workload("mlp_wide", {4096, 4096, 4096, 4096, 1000}, 8192),
+          {"lenet", "lenet", lenet, 256, {1, 28, 28}, 10, 0, true},
+          {"resnet18", "resnet18", [] { return owned(residual_network({2, 2, 2, 2}, false, true, 10)); }, 512, {3, 32, 32}, 10},
+          {"resnet50", "resnet50", [] { return owned(residual_network({3, 4, 6, 3}, true, false, 1000)); }, 256, {3, 224, 224}, 1000},
+          {"gpt2", "gpt2", [] { return owned(Gpt(50304, 1024, 12, 12, 768)); }, 32, {1024}, 50304, 50304, true}};
+}
 
 }  // namespace benchmarks

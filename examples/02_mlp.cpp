@@ -25,7 +25,7 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
   optim::SGD opt(net.parameters(), {.lr = o.lr, .momentum = 0.9});
   optim::LinearLR schedule(opt, {.steps = std::max<int64_t>(steps, 1), .start = 1, .end = 0.05});
   amp::GradScaler scaler = run.scaler();
-  Losses losses(device);
+  Epochs epochs(device);
 
   auto step = run.replayed([&](const Tensor& x, const Tensor& target) {
     opt.zero_grad();
@@ -37,39 +37,33 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
     scaler.scale(loss).backward();
     scaler.step(opt);
     scaler.update();
-    losses.add(loss);
+    epochs.add(loss);
   });
 
-  Session session(run, steps, size);
-  session.checkpoint.add("net", net).add("opt", opt).add("schedule", schedule).add("loader", loader).add("losses", losses);
+  Session session(run, run.precision, steps, size);
+  session.checkpoint.add("net", net).add("opt", opt).add("schedule", schedule).add("loader", loader).add("epochs", epochs);
   if (scaler.enabled()) session.checkpoint.add("scaler", scaler);
-  const int64_t begun = session.begin();
-  int64_t done = begun;
-  io::CsvLog log(run.file("epochs.csv"), {.append = done > 0});
   reset_peak_memory(device);
-  Clock clock;
   Endless batches(loader);
-  ProgressBar bar = bar_at(run.precision, steps, done);
-  while (session.more(done)) {
+  for (int64_t done = session.begin(); session.more(done);) {
     auto& [x, target] = batches.next();
     step(x, target);
-    bar.advance();
     if (++done % size != 0) continue;
-    losses.end_epoch(size);
-    bar.show("loss", losses.means.back());
-    log.write({{"epoch", done / size}, {"loss", losses.means.back()}, {"seconds", clock.seconds()}});
+    net.eval();
+    epochs.accuracies.push_back(accuracy(net, test_loader, run.mixed()));
+    net.train();
+    epochs.end_epoch(size);
+    session.log(done, {{"loss", epochs.losses.back()}, {"test accuracy", epochs.accuracies.back()}, {"seconds", epochs.seconds.back()}});
   }
-  bar.finish();
   if (session.interrupted()) return {};
 
-  Result r{.precision = run.precision, .peak_mib = static_cast<double>(memory_stats(device).peak) / (1 << 20), .seconds = clock.seconds(), .losses = losses.means};
-  r.samples_per_s = done == begun ? 0 : static_cast<double>((done - begun) * o.batch) / r.seconds;
+  Result r{.precision = run.precision, .seed = run.seed, .peak_mib = static_cast<double>(memory_stats(device).peak) / (1 << 20), .losses = epochs.losses,
+           .accuracies = epochs.accuracies, .seconds = epochs.seconds};
+  if (!epochs.seconds.empty()) r.samples_per_s = static_cast<double>(steps * o.batch) / epochs.seconds.back();
   if (scaler.enabled()) {
     r.final_scale = scaler.get_scale();
     r.skipped_steps = scaler.skipped_steps();
   }
-  net.eval();
-  r.test_accuracy = accuracy(net, test_loader, run.mixed());
   io::save(run.file("mlp.safetensors"), net.state_dict());
   io::Fields found = r.fields();
   found.insert(found.end(), {{"epochs", o.epochs}, {"batch", o.batch}});
@@ -79,24 +73,24 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains the network 784-256-128-10 on Fashion-MNIST with SGD, and writes to OUT: mlp.safetensors, metrics.json, epochs.csv, "
-               "checkpoints and loss.svg. With several precisions each gets a folder of its own, and loss.svg shows all of them.");
-  o.add_data(app);
-  o.add_to(app, true);
-  app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate of the first step; it falls linearly to a twentieth")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--workers", o.workers, "threads that prepare batches")->check(CLI::NonNegativeNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  o.place();  // before anything is read: is there such a device?
-  data::TensorDataset train_set = data::mnist(o.data, {.train = true, .mean = 0.2860, .std = 0.3530});
-  data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
-  HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
-  std::printf("%lld training and %lld test images from %s\n", static_cast<long long>(train_set.size()), static_cast<long long>(test_set.size()), o.data.c_str());
-  return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "mlp: %s\n", e.what());
-  return 1;
+  Arguments arguments("mlp", "Trains the network 784-256-128-10 on Fashion-MNIST with SGD, and writes to OUT: mlp.safetensors, metrics.json, log.csv, "
+                      "checkpoints and loss.svg. With several precisions each gets a folder of its own, and loss.svg shows all of them.",
+                      {"mlp --precision fp32 bf16", "mlp --device cuda --capture --precision fp32 fp16 --data DIR", "mlp --device cuda --workers 0 --capture --seeds 5 --target 89 --data DIR"});
+  o.add_data(arguments);
+  o.add_to(arguments, true);
+  arguments.add("--epochs", o.epochs, "times through the training set", Arguments::not_negative);
+  arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
+  arguments.add("--lr", o.lr, "learning rate of the first step; it falls linearly to a twentieth", Arguments::not_negative);
+  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there", Arguments::not_negative);
+  return arguments.run(argc, argv, [&] {
+    o.place();  // before anything is read: is there such a device?
+    data::TensorDataset train_set = data::mnist(o.data, {.train = true, .mean = 0.2860, .std = 0.3530});
+    data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
+    if (o.workers == 0) train_set = train_set.to(o.place()), test_set = test_set.to(o.place());
+    HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
+    std::printf("%lld training and %lld test images from %s\n", static_cast<long long>(train_set.size()), static_cast<long long>(test_set.size()), o.data.c_str());
+    return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
+  });
 }

@@ -15,17 +15,6 @@ struct Options : Run {
   Options() : Run("runs/cnn") {}
 };
 
-// Images, half of them mirrored, another half each epoch.
-struct Mirrored {
-  data::TensorDataset images;
-  int64_t size() const { return images.size(); }
-  data::Batch get(std::span<const int64_t> indices) const {
-    auto [x, target] = images.get(indices);
-    Tensor mirrored = bernoulli(full({x.size(0), 1, 1, 1}, 0.5));
-    return {where(gt(mirrored, 0), flip(x, {3}), x), target};
-  }
-};
-
 // Change a layer here, and retrain.
 nn::Sequential make_net(int64_t width) {
   nn::Sequential net;
@@ -38,12 +27,12 @@ nn::Sequential make_net(int64_t width) {
   return net;
 }
 
-std::optional<Result> train_once(const Options& o, const Run& run, const Mirrored& train_set, const data::TensorDataset& test_set) {
+std::optional<Result> train_once(const Options& o, const Run& run, const data::TensorDataset& train_set, const data::TensorDataset& test_set) {
   Device device = run.place();
   manual_seed(run.seed);
   nn::Sequential net = make_net(o.width);
   net.to(device);
-  data::DataLoader loader(train_set, {.batch_size = o.batch, .shuffle = true, .workers = static_cast<int>(o.workers), .drop_last = true, .seed = run.seed, .device = device});
+  data::DataLoader loader(data::transform(train_set, data::RandomFlip()), {.batch_size = o.batch, .shuffle = true, .workers = static_cast<int>(o.workers), .drop_last = true, .seed = run.seed, .device = device});
   data::DataLoader test_loader(test_set, {.batch_size = 1000, .device = device});
   optim::SGD opt(net.parameters(), {.lr = o.lr, .momentum = 0.9, .weight_decay = 5e-4, .nesterov = true});
   optim::OneCycleLR schedule(opt, {.max_lr = o.lr, .steps = std::max<int64_t>(o.epochs * loader.size(), 8), .share = 0.25});
@@ -56,8 +45,9 @@ std::optional<Result> train_once(const Options& o, const Run& run, const Mirrore
                         .validation = test_loader,
                         .autocast = run.dtype(),
                         .folder = run.out,
-                        .resume = !run.fresh,
-                        .capture = run.capture});
+                        .resume = run.resuming(),
+                        .capture = run.capture,
+                        .after_epoch = logged(run)});
   auto result = result_of(trained, run, loader.size() * o.batch);
   if (result) io::save(run.file("cnn.safetensors"), net.state_dict());  // PyTorch's names and layouts
   return result;
@@ -65,25 +55,25 @@ std::optional<Result> train_once(const Options& o, const Run& run, const Mirrore
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains a CNN on Fashion-MNIST, and writes to OUT: cnn.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With "
-               "several precisions each gets a folder of its own.");
-  o.add_data(app);
-  o.add_to(app, true);
-  app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--width", o.width, "channels of the first convolution")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--lr", o.lr, "largest learning rate of the cycle")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--workers", o.workers, "threads that prepare batches")->check(CLI::NonNegativeNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  o.place();
-  Mirrored train_set{data::mnist(o.data, {.train = true, .mean = 0.2860, .std = 0.3530})};
-  data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
-  HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
-  std::printf("%s", make_net(o.width).summary({o.batch, 1, 28, 28}).c_str());
-  return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "cnn: %s\n", e.what());
-  return 1;
+  Arguments arguments("cnn", "Trains a CNN on Fashion-MNIST, and writes to OUT: cnn.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With "
+                      "several precisions each gets a folder of its own.",
+                      {"cnn --precision fp32 bf16", "cnn --device cuda --capture --precision fp32 fp16 --data DIR", "cnn --device cuda --workers 0 --capture --precision fp32 fp16 --seeds 5 --target 92 --data DIR"});
+  o.add_data(arguments);
+  o.add_to(arguments, true);
+  arguments.add("--epochs", o.epochs, "times through the training set", Arguments::not_negative);
+  arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
+  arguments.add("--width", o.width, "channels of the first convolution", Arguments::positive);
+  arguments.add("--lr", o.lr, "largest learning rate of the cycle", Arguments::not_negative);
+  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there", Arguments::not_negative);
+  return arguments.run(argc, argv, [&] {
+    o.place();
+    data::TensorDataset train_set = data::mnist(o.data, {.train = true, .mean = 0.2860, .std = 0.3530});
+    data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
+    if (o.workers == 0) train_set = train_set.to(o.place()), test_set = test_set.to(o.place());
+    HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
+    std::printf("%s", make_net(o.width).summary({o.batch, 1, 28, 28}).c_str());
+    return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
+  });
 }

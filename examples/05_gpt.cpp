@@ -147,31 +147,31 @@ int run(const Options& o) {  // what the program ends with
     return sum.item() / 8;
   };
 
-  Session session(o, o.steps, o.every);
+  Session session(o, "gpt", o.steps, o.every);
   session.checkpoint.add("net", net).add("opt", opt).add("schedule", schedule);
   if (scaler.enabled()) session.checkpoint.add("scaler", scaler);
   int64_t weights = 0;
   for (auto& p : net.parameters()) weights += p.numel();
   std::printf("%zu characters, %lld different; %lld parameters\n", all.size(), static_cast<long long>(characters.size()), static_cast<long long>(weights));
   double bigrams = bigram_loss(training, validation, characters), loss = 0, test_loss = 0;
+  std::printf("pairs of characters alone give a loss of %.3f on the last tenth of the text\n", bigrams);
   int64_t done = session.begin();
-  ProgressBar bar = bar_at("gpt", o.steps, done);
   for (int64_t since = done; session.more(done);) {
     auto [x, target] = draw(train_text, o.batch, o.context);
     step(x, target);
-    bar.advance();
     if (++done % o.every != 0 && done != o.steps) continue;
     loss = total.item() / static_cast<double>(done - since);
     test_loss = validate();
-    bar.show("loss", loss);
-    bar.show("test loss", test_loss);
+    session.log(done, {{"loss", loss}, {"test loss", test_loss}});
     total.zero_();
     since = done;
   }
-  bar.finish();
   if (session.interrupted()) return 130;  // as a shell reports Ctrl-C
-  std::printf("\n%s\n\n", write_on(net, o, characters, device).c_str());
-  std::printf("loss %.3f, on the last tenth of the text %.3f; pairs of characters alone give %.3f there\n", loss, test_loss, bigrams);
+  std::string sample = write_on(net, o, characters, device);
+  session.board().text("sample", sample, done);
+  std::printf("\n%s\n\n", sample.c_str());
+  std::printf("loss %.3f; on the last tenth of the text %.3f, pairs of characters %.3f: %s\n", loss, test_loss, bigrams,
+              test_loss < bigrams ? "better than pairs" : "not yet better than pairs; give it more --steps");
   io::save(o.file("gpt.safetensors"), net.state_dict());
   o.write_metrics({{"loss", loss}, {"test_loss", test_loss}, {"bigram_loss", bigrams}, {"steps", o.steps}, {"skipped_steps", scaler.enabled() ? scaler.skipped_steps() : 0}});
   return 0;
@@ -179,26 +179,23 @@ int run(const Options& o) {  // what the program ends with
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains a small GPT on the characters of a text file and writes on from a prompt. OUT gets gpt.safetensors, metrics.json and checkpoints.");
-  app.add_option("--text", o.text, "any text file, such as a book from gutenberg.org")->required()->check(CLI::ExistingFile);
-  o.add_to(app);
-  app.add_option("--steps", o.steps, "training steps")->check(CLI::Range(1, 100000000))->capture_default_str();
-  app.add_option("--every", o.every, "steps between checkpoints and validations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "pieces of text a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--context", o.context, "characters a piece")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--width", o.width, "of the model")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--heads", o.heads, "of attention; they divide the width")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--layers", o.layers, "of attention")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--dropout", o.dropout, "share of activations left out in training")->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  app.add_option("--lr", o.lr, "largest learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--sample", o.sample, "characters to write at the end")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--temperature", o.temperature, "of the sample: below 1 is surer, above 1 is wilder")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--prompt", o.prompt, "how the sample begins");
-  CLI11_PARSE(app, argc, argv);
-  return run(o);
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "gpt: %s\n", e.what());
-  return 1;
+  Arguments arguments("gpt", "Trains a small GPT on the characters of a text file and writes on from a prompt. OUT gets gpt.safetensors, metrics.json and checkpoints.",
+                      {"gpt --text book.txt", "gpt --text book.txt --device cuda --capture --precision fp16 --width 384 --layers 6 --heads 6 --context 256 --steps 5000", "gpt --text book.txt --resume --prompt \"It was\""});
+  arguments.add_file("--text", o.text, "any text file, such as a book from gutenberg.org", true);
+  o.add_to(arguments);
+  arguments.add("--steps", o.steps, "training steps", Arguments::positive);
+  arguments.add("--every", o.every, "steps between checkpoints and validations", Arguments::positive);
+  arguments.add("--batch", o.batch, "pieces of text a step", Arguments::positive);
+  arguments.add("--context", o.context, "characters a piece", Arguments::positive);
+  arguments.add("--width", o.width, "of the model", Arguments::positive);
+  arguments.add("--heads", o.heads, "of attention; they divide the width", Arguments::positive);
+  arguments.add("--layers", o.layers, "of attention", Arguments::positive);
+  arguments.add("--dropout", o.dropout, "share of activations left out in training", Arguments::share);
+  arguments.add("--lr", o.lr, "largest learning rate", Arguments::not_negative);
+  arguments.add("--sample", o.sample, "characters to write at the end", Arguments::not_negative);
+  arguments.add("--temperature", o.temperature, "of the sample: below 1 is surer, above 1 is wilder", Arguments::positive);
+  arguments.add("--prompt", o.prompt, "how the sample begins");
+  return arguments.run(argc, argv, [&] { return run(o); });
 }

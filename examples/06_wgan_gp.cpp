@@ -1,5 +1,5 @@
 // A gradient penalty: a Wasserstein GAN on Fashion-MNIST whose critic is kept 1-Lipschitz (Gulrajani et al., "Improved training of
-// Wasserstein GANs", 2017). The penalty differentiates a gradient, under mixed precision too; samples.pgm is a picture of what it draws.
+// Wasserstein GANs", 2017). The penalty differentiates a gradient, under mixed precision too; samples.png is a picture of what it draws.
 // ctest: --data @data@/fashion-mnist-subset --steps 3 --every 2 --batch 8 --width 4 --fresh --out wgan_gp_test
 #include "halftone/examples/run.h"
 
@@ -32,13 +32,11 @@ nn::Sequential make_critic(int64_t width) {  // [n, 1, 28, 28] -> [n, 1]
                         nn::Flatten(),                                                nn::Linear(2 * width * 7 * 7, 1)};
 }
 
-// Images [n, 1, 28, 28] in [-1, 1] side by side, as a grey picture that image viewers and GIMP open.
-void save_picture(const std::string& path, const Tensor& images, int64_t columns) {
+// Images [n, 1, 28, 28] in [-1, 1] side by side, [1, h, w] (u8).
+Tensor sheet_of(const Tensor& images, int64_t columns) {
   int64_t rows = images.size(0) / columns;
-  Tensor sheet = images.view({rows, columns, 28, 28}).permute({0, 2, 1, 3}).reshape({rows * 28, columns * 28});
-  std::string picture = text::cat("P5\n", columns * 28, " ", rows * 28, "\n255\n");
-  for (double v : sheet.to_vector<double>()) picture += static_cast<char>(static_cast<unsigned char>(std::clamp(v * 127.5 + 127.5, 0.0, 255.0)));
-  io::replace_file(path, picture);
+  Tensor sheet = images.to(Device::cpu()).to(DType::f32).view({rows, columns, 28, 28}).permute({0, 2, 1, 3}).reshape({1, rows * 28, columns * 28});
+  return clamp(sheet * 127.5 + 127.5, 0, 255).to(DType::u8);
 }
 
 int run(const Options& o) {  // what the program ends with
@@ -92,35 +90,30 @@ int run(const Options& o) {  // what the program ends with
     scaler.update();
   });
 
-  Session session(o, o.steps, o.every);
+  Session session(o, "wgan_gp", o.steps, o.every);
   session.checkpoint.add("generator", generator).add("critic", critic).add("generator_opt", generator_opt).add("critic_opt", critic_opt).add("loader", loader);
   if (scaler.enabled()) session.checkpoint.add("scaler", scaler);
   Tensor always = randn({64, o.noise}, {.device = device});  // the same drawings in every picture
-  auto draw = [&] {
-    NoGrad off;
-    generator.eval();
-    save_picture(o.file("samples.pgm"), generator(always), 8);
-    generator.train();
-  };
   int64_t done = session.begin();
-  io::CsvLog log(o.file("distance.csv"), {.append = done > 0});
   Endless images(loader);
-  ProgressBar bar = bar_at("wgan_gp", o.steps, done);
   double first = 0, last = 0;
   while (session.more(done)) {
     for (int64_t i = 0; i < o.critic_steps; ++i) critic_step(images.next().x);
     generator_step(randn({o.batch, o.noise}, {.device = device}));
-    bar.advance();
-    bar.show("distance", distance);
+    session.show("distance", distance);
     if (++done % o.every != 0 && done != o.steps) continue;
     last = distance.item();
     if (first == 0) first = last;
-    log.write({{"step", done}, {"distance", last}});
-    draw();
+    session.log(done, {{"distance", last}});
+    NoGrad off;
+    generator.eval();
+    Tensor sheet = sheet_of(generator(always), 8);
+    generator.train();
+    io::save_png(o.file("samples.png"), sheet);
+    session.board().image("samples", sheet, done);
   }
-  bar.finish();
   if (session.interrupted()) return 130;  // as a shell reports Ctrl-C
-  std::printf("the critic's distance went from %.3f to %.3f; %s shows samples\n", first, last, o.file("samples.pgm").c_str());
+  std::printf("the critic's distance went from %.3f to %.3f; %s shows samples\n", first, last, o.file("samples.png").c_str());
   io::save(o.file("generator.safetensors"), generator.state_dict());
   o.write_metrics({{"first_distance", first}, {"last_distance", last}, {"steps", o.steps}, {"skipped_steps", scaler.enabled() ? scaler.skipped_steps() : 0}});
   return 0;
@@ -128,21 +121,18 @@ int run(const Options& o) {  // what the program ends with
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains a Wasserstein GAN with gradient penalty on Fashion-MNIST. OUT gets samples.pgm, distance.csv, generator.safetensors, metrics.json and checkpoints.");
-  o.add_data(app);
-  o.add_to(app);
-  app.add_option("--steps", o.steps, "of the generator")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--every", o.every, "steps between checkpoints and pictures")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--width", o.width, "channels of both networks' outer layers")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--critic-steps", o.critic_steps, "of the critic for one of the generator")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate of both")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--penalty", o.penalty, "weight of the gradient penalty")->check(CLI::NonNegativeNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  return run(o);
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "wgan_gp: %s\n", e.what());
-  return 1;
+  Arguments arguments("wgan_gp", "Trains a Wasserstein GAN with gradient penalty on Fashion-MNIST. OUT gets samples.png, log.csv, generator.safetensors, metrics.json and checkpoints.",
+                      {"wgan_gp", "wgan_gp --device cuda --capture --precision fp16 --data DIR"});
+  o.add_data(arguments);
+  o.add_to(arguments);
+  arguments.add("--steps", o.steps, "of the generator", Arguments::positive);
+  arguments.add("--every", o.every, "steps between checkpoints and pictures", Arguments::positive);
+  arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
+  arguments.add("--width", o.width, "channels of both networks' outer layers", Arguments::positive);
+  arguments.add("--critic-steps", o.critic_steps, "of the critic for one of the generator", Arguments::positive);
+  arguments.add("--lr", o.lr, "learning rate of both", Arguments::not_negative);
+  arguments.add("--penalty", o.penalty, "weight of the gradient penalty", Arguments::not_negative);
+  return arguments.run(argc, argv, [&] { return run(o); });
 }

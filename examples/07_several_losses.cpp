@@ -55,21 +55,16 @@ int run(const Options& o) {  // what the program ends with
   });
 
   const int64_t steps = o.epochs * loader.size();
-  Session session(o, steps, loader.size());
+  Session session(o, "several_losses", steps, loader.size());
   session.checkpoint.add("encoder", encoder).add("decoder", decoder).add("classifier", classifier).add("autoencoder_opt", autoencoder_opt);
   session.checkpoint.add("classifier_opt", classifier_opt).add("loader", loader);
   if (scaler.enabled()) session.checkpoint.add("scaler", scaler);
-  int64_t done = session.begin();
   Endless batches(loader);
-  ProgressBar bar = bar_at("several_losses", steps, done);
-  for (; session.more(done); ++done) {
+  for (int64_t done = session.begin(); session.more(done);) {
     auto& [x, target] = batches.next();
     step(x, target);
-    bar.advance();
-    bar.show("images", image_loss);
-    bar.show("classes", class_loss);
+    if (++done % loader.size() == 0) session.log(done, {{"image loss", image_loss.item()}, {"class loss", class_loss.item()}});
   }
-  bar.finish();
   if (session.interrupted()) return 130;  // as a shell reports Ctrl-C
 
   auto classify = [&](const Tensor& x) { return classifier(encoder(x)); };
@@ -81,18 +76,15 @@ int run(const Options& o) {  // what the program ends with
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains an encoder by two losses, with two optimizers, on Fashion-MNIST. OUT gets metrics.json and checkpoints.");
-  o.add_data(app);
-  o.add_to(app);
-  app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--width", o.width, "of hidden layers")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--code", o.code, "numbers that an image becomes")->check(CLI::PositiveNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  return run(o);
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "several_losses: %s\n", e.what());
-  return 1;
+  Arguments arguments("several_losses", "Trains an encoder by two losses, with two optimizers, on Fashion-MNIST. OUT gets metrics.json and checkpoints.",
+                      {"several_losses", "several_losses --device cuda --capture --precision fp16"});
+  o.add_data(arguments);
+  o.add_to(arguments);
+  arguments.add("--epochs", o.epochs, "times through the training set", Arguments::positive);
+  arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
+  arguments.add("--width", o.width, "of hidden layers", Arguments::positive);
+  arguments.add("--code", o.code, "numbers that an image becomes", Arguments::positive);
+  return arguments.run(argc, argv, [&] { return run(o); });
 }

@@ -27,7 +27,7 @@ int run(const Options& o) {  // what the program ends with
   HT_CHECK(o.batch % o.parts == 0, "--parts: ", o.parts, " do not divide a batch of ", o.batch);
   data::DataLoader loader(train_set, {.batch_size = o.batch, .shuffle = true, .workers = 1, .drop_last = true, .seed = o.seed, .device = device});
   data::DataLoader test_loader(data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530}), {.batch_size = 1000, .device = device});
-  Losses losses(device);
+  Epochs epochs(device);
   Tensor last_norm = zeros({}, {.device = device});
 
   // The mean of the parts' means is the batch's: each loss is divided by their number.
@@ -40,7 +40,7 @@ int run(const Options& o) {  // what the program ends with
         loss = cross_entropy(net(x.slice(0, i * rows, (i + 1) * rows)), target.slice(0, i * rows, (i + 1) * rows)) / static_cast<double>(parts);
       }
       scaler.scale(loss).backward();  // activations of one part at a time
-      losses.add(loss);
+      epochs.add(loss);
     }
   };
   auto step = o.replayed([&](const Tensor& x, const Tensor& target) {
@@ -64,30 +64,27 @@ int run(const Options& o) {  // what the program ends with
     for (size_t i = 0; i < whole.size(); ++i) apart = std::max(apart, (amax(abs(parameters[i].grad() - whole[i])) / amax(abs(whole[i]))).item());
     std::printf("one batch of 8 and four of 2: gradients differ by %.1e of the largest\n", apart);
     HT_CHECK(apart < 1e-4, "accumulated gradients are not those of the whole batch");
-    losses.total.zero_();
+    epochs.total.zero_();
   }
 
   const int64_t steps = o.epochs * loader.size();
-  Session session(o, steps, loader.size());
-  session.checkpoint.add("net", net).add("opt", opt).add("loader", loader).add("losses", losses);
+  Session session(o, "accumulation", steps, loader.size());
+  session.checkpoint.add("net", net).add("opt", opt).add("loader", loader).add("epochs", epochs);
   if (scaler.enabled()) session.checkpoint.add("scaler", scaler);
-  int64_t done = session.begin();
   Endless batches(loader);
-  ProgressBar bar = bar_at("accumulation", steps, done);
-  while (session.more(done)) {
+  for (int64_t done = session.begin(); session.more(done);) {
     auto& [x, target] = batches.next();
     step(x, target);
-    bar.advance();
-    bar.show("norm", last_norm);
-    if (++done % loader.size() == 0) losses.end_epoch(loader.size());
+    if (++done % loader.size() != 0) continue;
+    epochs.end_epoch(loader.size());
+    session.log(done, {{"loss", epochs.losses.back()}, {"gradient norm", last_norm.item()}});
   }
-  bar.finish();
   if (session.interrupted()) return 130;  // as a shell reports Ctrl-C
   net.eval();
   double right = accuracy(net, test_loader, o.mixed());
   std::printf("batches of %lld in %lld parts, gradients clipped to %g: %.2f%% right\n", static_cast<long long>(o.batch), static_cast<long long>(o.parts), o.clip, right);
   o.write_metrics({{"test_accuracy", right},
-                   {"losses", losses.means},
+                   {"losses", epochs.losses},
                    {"epochs", o.epochs},
                    {"skipped_steps", scaler.enabled() ? scaler.skipped_steps() : 0}});
   return 0;
@@ -95,19 +92,16 @@ int run(const Options& o) {  // what the program ends with
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains a network on Fashion-MNIST with batches cut into parts and gradients clipped. OUT gets metrics.json and checkpoints.");
-  o.add_data(app);
-  o.add_to(app);
-  app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--parts", o.parts, "that a batch is cut into")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--clip", o.clip, "largest norm of the gradient")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  return run(o);
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "accumulation: %s\n", e.what());
-  return 1;
+  Arguments arguments("accumulation", "Trains a network on Fashion-MNIST with batches cut into parts and gradients clipped. OUT gets metrics.json and checkpoints.",
+                      {"accumulation", "accumulation --batch 1024 --parts 16 --clip 0.5 --precision bf16"});
+  o.add_data(arguments);
+  o.add_to(arguments);
+  arguments.add("--epochs", o.epochs, "times through the training set", Arguments::positive);
+  arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
+  arguments.add("--parts", o.parts, "that a batch is cut into", Arguments::positive);
+  arguments.add("--clip", o.clip, "largest norm of the gradient", Arguments::positive);
+  arguments.add("--lr", o.lr, "learning rate", Arguments::not_negative);
+  return arguments.run(argc, argv, [&] { return run(o); });
 }

@@ -69,15 +69,13 @@ int run(const Options& o) {  // what the program ends with
   SignSGD opt(net.parameters(), {.lr = o.lr});
   optim::CosineAnnealingLR schedule(opt, {.steps = o.steps});
   amp::GradScaler scaler = o.scaler();
-  Session session(o, o.steps, 500);
+  Session session(o, "your_own", o.steps, 500);
   session.checkpoint.add("net", net).add("opt", opt).add("schedule", schedule);
   if (scaler.enabled()) session.checkpoint.add("scaler", scaler);
-  int64_t done = session.begin();
-  ProgressBar bar = bar_at("your_own", o.steps, done);
-  Tensor loss;
-  for (; session.more(done); ++done) {
+  for (int64_t done = session.begin(); session.more(done);) {
     Tensor x = rand({64, 1}) * 12 - 6;
     opt.zero_grad();
+    Tensor loss;
     {
       amp::Autocast region(o.mixed());
       loss = mse_loss(net(x).to(DType::f32), sin(2 * x) + x / 4);
@@ -85,10 +83,9 @@ int run(const Options& o) {  // what the program ends with
     scaler.scale(loss).backward();
     scaler.step(opt);
     scaler.update();
-    bar.advance();
-    bar.show("loss", loss);
+    session.show("loss", loss);
+    if (++done % 100 == 0) session.log(done, {{"loss", loss.item()}});
   }
-  bar.finish();
   if (session.interrupted()) return 130;  // as a shell reports Ctrl-C
   NoGrad off;
   Tensor x = arange(601).to(DType::f32).view({601, 1}) / 50 - 6;
@@ -101,15 +98,12 @@ int run(const Options& o) {  // what the program ends with
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Fits a wave with an operator, a module and an optimizer defined on this page. OUT gets metrics.json and checkpoints.");
-  o.add_to(app);
-  app.add_option("--steps", o.steps, "training steps")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate of the first step; it falls by a cosine")->check(CLI::NonNegativeNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  return run(o);
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "your_own: %s\n", e.what());
-  return 1;
+  Arguments arguments("your_own", "Fits a wave with an operator, a module and an optimizer defined on this page. OUT gets metrics.json and checkpoints.",
+                      {"your_own", "your_own --precision bf16 --steps 5000"});
+  o.add_to(arguments);
+  arguments.add("--steps", o.steps, "training steps", Arguments::positive);
+  arguments.add("--lr", o.lr, "learning rate of the first step; it falls by a cosine", Arguments::not_negative);
+  return arguments.run(argc, argv, [&] { return run(o); });
 }

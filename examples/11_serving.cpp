@@ -61,7 +61,7 @@ class Queue {
   bool closed_ = false;
 };
 
-void run(const Options& o) {
+int run(const Options& o) {  // what the program ends with
   Device device = o.place();
   manual_seed(o.seed);
   nn::Sequential net{nn::Flatten(), nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 128), nn::ReLU(), nn::Linear(128, 10)};
@@ -122,21 +122,19 @@ void run(const Options& o) {
               seconds, n / seconds, n / static_cast<double>(batches), quantile(0.5), quantile(0.99), quantile(1));
   o.write_metrics({{"answers", static_cast<int64_t>(latencies.size())}, {"answers_per_s", n / seconds}, {"answers_per_batch", n / static_cast<double>(batches)},
                    {"latency_ms_50", quantile(0.5)}, {"latency_ms_99", quantile(0.99)}, {"latency_ms_most", quantile(1)}});
+  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Serves the network 784-256-128-10 to threads of this process and reports latencies. OUT gets metrics.json.");
-  o.add_to(app);
-  app.add_option("--weights", o.weights, "mlp.safetensors, as 02_mlp saves it; none: random weights")->check(CLI::ExistingFile);
-  app.add_option("--requests", o.requests, "to answer")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--clients", o.clients, "threads that ask, each one question at a time")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "questions answered at once, at most")->check(CLI::PositiveNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  run(o);
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "serving: %s\n", e.what());
-  return 1;
+  Arguments arguments("serving", "Serves the network 784-256-128-10 to threads of this process and reports latencies. OUT gets metrics.json.",
+                      {"serving --weights runs/mlp/mlp.safetensors", "serving --device cuda --capture --precision fp16 --clients 16 --batch 64"});
+  o.add_to(arguments);
+  arguments.add_file("--weights", o.weights, "mlp.safetensors, as 02_mlp saves it; none: random weights");
+  arguments.add("--requests", o.requests, "to answer", Arguments::positive);
+  arguments.add("--clients", o.clients, "threads that ask, each one question at a time", Arguments::positive);
+  arguments.add("--batch", o.batch, "questions answered at once, at most", Arguments::positive);
+  return arguments.run(argc, argv, [&] { return run(o); });
 }

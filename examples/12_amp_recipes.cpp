@@ -1,21 +1,18 @@
 // Mixed precision, recipe by recipe: each trains a small network on data made up here and prints how far its loss fell.
 // docs/amp.md explains them.
 // ctest: --steps 60
-#include <CLI/CLI.hpp>
-#include <cstdio>
-#include <functional>
-
-#include "halftone/halftone.h"
+#include "halftone/examples/run.h"
 
 namespace ht = halftone;
 using namespace ht;
+using namespace ht::examples;
 
 namespace {
 
 struct Settings {
   Device device;
   amp::AutocastOptions mixed;  // the region's dtype, or {.enabled = false} for f32
-  int steps;
+  int64_t steps;
 };
 // The losses before and after.
 struct Fall { double first, last; };
@@ -34,10 +31,10 @@ nn::Sequential classifier(Device device) {
   return net;
 }
 // Calls `step`, which returns its loss.
-Fall run(int steps, const std::function<Tensor()>& step) {
-  double first = step().item();
-  Tensor loss;
-  for (int i = 1; i < steps; ++i) loss = step();
+Fall run(int64_t steps, const std::function<Tensor()>& step) {
+  Tensor loss = step();
+  double first = loss.item();
+  for (int64_t i = 1; i < steps; ++i) loss = step();
   return {first, loss.item()};
 }
 
@@ -303,6 +300,27 @@ Fall nested_regions(const Settings& s) {
   });
 }
 
+// A module that runs in one dtype, whatever region it is called in.
+Fall precision_island(const Settings& s) {
+  Quarters data(s.device);
+  nn::Sequential net{nn::Linear(2, 64), nn::ReLU(), nn::PrecisionIsland(nn::Linear(64, 64), DType::f32), nn::ReLU(), nn::Linear(64, 4)};
+  net.to(s.device);
+  optim::SGD opt(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  amp::GradScaler scaler;
+  return run(s.steps, [&] {
+    opt.zero_grad();
+    Tensor loss;
+    {
+      amp::Autocast region(s.mixed);
+      loss = cross_entropy(net(data.x), data.target);
+    }
+    scaler.scale(loss).backward();
+    scaler.step(opt);
+    scaler.update();
+    return loss;
+  });
+}
+
 // Nothing is recorded; the 16-bit copies of the weights are made once and serve every call, and training after it.
 Fall inference(const Settings& s) {
   Fall trained = typical(s);
@@ -311,7 +329,7 @@ Fall inference(const Settings& s) {
   NoGrad off;
   amp::Autocast region(s.mixed);
   net.eval();
-  for (int i = 0; i < s.steps; ++i) argmax(net(data.x), 1);
+  for (int64_t i = 0; i < s.steps; ++i) argmax(net(data.x), 1);
   return trained;
 }
 
@@ -386,6 +404,7 @@ const std::vector<std::pair<std::string, Fall (*)(const Settings&)>> recipes = {
     {"custom_functions", custom_functions},
     {"decorator", decorator},
     {"nested_regions", nested_regions},
+    {"precision_island", precision_island},
     {"inference", inference},
     {"checkpointed", checkpointed},
     {"master_weights", master_weights},
@@ -394,40 +413,41 @@ const std::vector<std::pair<std::string, Fall (*)(const Settings&)>> recipes = {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  CLI::App app{"Trains a small network by each recipe of mixed precision, in f32, bf16 and f16, and prints how its loss fell."};
+int main(int argc, char** argv) {
+  Arguments arguments("amp_recipes", "Trains a small network by each recipe of mixed precision, in f32, bf16 and f16, and prints how its loss fell.",
+                      {"amp_recipes", "amp_recipes --recipe gradient_penalty --trace", "amp_recipes --device cuda"});
   std::string device = "all", only;
-  int steps = 200;
+  int64_t steps = 200;
   uint64_t seed = 0;
-  app.add_option("--device", device, "cpu, cuda, or all: the CPU, and a GPU where there is one")->capture_default_str();
-  app.add_option("--recipe", only, "one of them; all by default");
-  app.add_option("--steps", steps, "training steps of each")->capture_default_str()->check(CLI::Range(2, 1000000));
-  app.add_option("--seed", seed, "of data and weights")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-
-  bool known = only.empty();
-  for (auto& [name, recipe] : recipes) known |= name == only;
-  HT_CHECK(known, "--recipe: there is no '", only, "'");
-  std::vector<Device> all{device == "all" ? Device::cpu() : ht::device(device)};
-  if (device == "all" && !devices(DeviceType::cuda).empty()) all.push_back(Device::cuda());
-  bool all_fell = true;
-  for (Device d : all) {
-    std::printf("%-20s %18s %18s %18s\n", text::cat("loss on ", d, ", by").c_str(), "f32", "bf16", "f16");
-    for (auto& [name, recipe] : recipes) {
-      if (!only.empty() && name != only) continue;
-      std::printf("%-20s", name.c_str());
-      for (auto dtype : {std::optional<DType>(), std::optional(DType::bf16), std::optional(DType::f16)}) {
-        manual_seed(seed);
-        auto [first, last] = recipe({d, {.dtype = dtype, .enabled = dtype.has_value()}, steps});
-        all_fell &= last < first * 0.7;
-        std::printf("   %6.3f to %6.3f", first, last);
+  bool traced = false;
+  arguments.add("--device", device, "cpu, cuda, or all: the CPU, and a GPU where there is one");
+  arguments.add("--recipe", only, "one of them; all by default");
+  arguments.add("--steps", steps, "training steps of each", Arguments::positive);
+  arguments.add("--seed", seed, "of data and weights");
+  arguments.add_flag("--trace", traced, "show what runs in a bf16 step: operators, dtypes, casts, what autocast left alone");
+  return arguments.run(argc, argv, [&] {
+    bool known = only.empty();
+    for (auto& [name, recipe] : recipes) known |= name == only;
+    HT_CHECK(known, "--recipe: there is no '", only, "'");
+    std::vector<Device> all{device == "all" ? Device::cpu() : ht::device(device)};
+    if (device == "all" && !devices(DeviceType::cuda).empty()) all.push_back(Device::cuda());
+    bool all_fell = true;
+    for (Device d : all) {
+      std::printf("%-20s %18s %18s %18s\n", text::cat("loss on ", d, ", by").c_str(), "f32", "bf16", "f16");
+      for (auto& [name, recipe] : recipes) {
+        if (!only.empty() && name != only) continue;
+        if (traced) std::cout << name << ":\n" << amp::trace([&] { recipe({d, {.dtype = DType::bf16}, 1}); }) << "\n";
+        std::printf("%-20s", name.c_str());
+        for (auto dtype : {std::optional<DType>(), std::optional(DType::bf16), std::optional(DType::f16)}) {
+          manual_seed(seed);
+          auto [first, last] = recipe({d, {.dtype = dtype, .enabled = dtype.has_value()}, steps});
+          all_fell &= last < first * 0.7;
+          std::printf("   %6.3f to %6.3f", first, last);
+        }
+        std::printf("\n");
       }
-      std::printf("\n");
     }
-  }
-  if (!all_fell) std::printf("a loss did not fall\n");
-  return all_fell ? 0 : 1;
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "amp_recipes: %s\n", e.what());
-  return 1;
+    if (!all_fell) std::printf("a loss did not fall\n");
+    return all_fell ? 0 : 1;
+  });
 }

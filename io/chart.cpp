@@ -119,7 +119,33 @@ std::vector<Point> thinned(const std::vector<Point>& points) {
   return kept;
 }
 
-class Chart {
+// SVG text under way.
+class Drawing {
+ protected:
+  template <class... A>
+  void add(const A&... a) {
+    svg_ += text::cat(a...);
+  }
+  void head(int width, int height) {
+    add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, " ", height, "\" width=\"", width, "\" height=\"", height,
+        "\" font-family=\"system-ui, Helvetica, Arial, sans-serif\" font-size=\"12\">\n",
+        "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
+  }
+  void text(double x, double y, const char* anchor, const std::string& s, const std::string& style) {
+    add("<text x=\"", px(x), "\" y=\"", px(y), "\" text-anchor=\"", anchor, "\" ", style, ">", escaped(s), "</text>\n");
+  }
+  void title(double x, const std::string& s) {
+    if (!s.empty()) text(x, 28, "start", s, "font-size=\"16\" font-weight=\"600\" fill=\"#222222\"");
+  }
+  void line(double x0, double y0, double x1, double y1, const char* color) {
+    add("<line x1=\"", px(x0), "\" y1=\"", px(y0), "\" x2=\"", px(x1), "\" y2=\"", px(y1), "\" stroke=\"", color,
+        "\"/>\n");
+  }
+  static constexpr const char *grey = "fill=\"#666666\"", *black = "fill=\"#333333\"", *grid = "#e6e6e6", *axis = "#999999";
+  std::string svg_;
+};
+
+class Chart : Drawing {
  public:
   Chart(const std::vector<Curve>& curves, const ChartOptions& o)
       : curves_(curves),
@@ -143,10 +169,8 @@ class Chart {
   }
 
   std::string svg() {
-    add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", o_.width, " ", o_.height, "\" width=\"", o_.width,
-        "\" height=\"", o_.height, "\" font-family=\"system-ui, Helvetica, Arial, sans-serif\" font-size=\"12\">\n",
-        "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
-    if (!o_.title.empty()) text(left_, 28, "start", o_.title, "font-size=\"16\" font-weight=\"600\" fill=\"#222222\"");
+    head(o_.width, o_.height);
+    title(left_, o_.title);
     legend(o_.title.empty() ? 24 : 50);
     axes();
     for (size_t i = 0; i < curves_.size(); ++i) draw(curves_[i], palette[i % palette.size()]);
@@ -156,17 +180,6 @@ class Chart {
 
  private:
   static double x_of(const Curve& c, size_t i) { return c.x.empty() ? static_cast<double>(i + 1) : c.x[i]; }
-  template <class... A>
-  void add(const A&... a) {
-    svg_ += text::cat(a...);
-  }
-  void text(double x, double y, const char* anchor, const std::string& s, const std::string& style) {
-    add("<text x=\"", px(x), "\" y=\"", px(y), "\" text-anchor=\"", anchor, "\" ", style, ">", escaped(s), "</text>\n");
-  }
-  void line(double x0, double y0, double x1, double y1, const char* color) {
-    add("<line x1=\"", px(x0), "\" y1=\"", px(y0), "\" x2=\"", px(x1), "\" y2=\"", px(y1), "\" stroke=\"", color,
-        "\"/>\n");
-  }
   double across(double share) const { return left_ + share * (right_ - left_); }
   double up(double share) const { return bottom_ - share * (bottom_ - top_); }
 
@@ -180,7 +193,6 @@ class Chart {
     }
   }
   void axes() {
-    constexpr const char *grey = "fill=\"#666666\"", *grid = "#e6e6e6", *axis = "#999999";
     for (const Tick& t : y_.ticks()) {
       line(left_, up(t.at), right_, up(t.at), grid);
       text(left_ - 8, up(t.at) + 4, "end", t.label, grey);
@@ -222,7 +234,63 @@ class Chart {
   const ChartOptions& o_;
   int top_, right_, bottom_, left_;  // of the plot, in pixels
   Axis x_, y_;
-  std::string svg_;
+};
+
+// Groups from top to bottom, each with its name above its bars; ticks below the last.
+class Bars : Drawing {
+ public:
+  Bars(const std::vector<BarGroup>& groups, const BarChartOptions& o) : groups_(groups), o_(o), x_(0, 0, false, false, 1) {
+    double high = std::abs(o.mark) < largest ? std::max(o.mark, 0.0) : 0;
+    size_t letters = 0;
+    for (const BarGroup& g : groups)
+      for (const Bar& b : g.bars) {
+        if (std::abs(b.value) < largest) high = std::max(high, b.value);
+        letters = std::max(letters, b.name.size());
+      }
+    left_ = 36 + 6.6 * static_cast<double>(letters);
+    right_ = std::max(left_ + 40.0, o.width - 160.0);  // notes stand behind the bars
+    x_ = Axis(0, high > 0 ? high : 1, false, true, std::max(2, static_cast<int>(right_ - left_) / 60));
+  }
+
+  std::string svg() {
+    const double top = o_.title.empty() ? 16 : 44;
+    double bottom = top;
+    for (const BarGroup& g : groups_) bottom += group_height(g);
+    head(o_.width, static_cast<int>(bottom) + (o_.x_label.empty() ? 36 : 56));
+    title(24, o_.title);
+    for (const Tick& t : x_.ticks()) {
+      line(across(t.at), top, across(t.at), bottom, grid);
+      text(across(t.at), bottom + 16, "middle", t.label, grey);
+    }
+    double y = top;
+    for (const BarGroup& g : groups_) {
+      text(24, y + 17, "start", g.name, "font-weight=\"600\" fill=\"#222222\"");
+      double at = y + 24;
+      for (const Bar& b : g.bars) {
+        const bool shown = std::abs(b.value) < largest && b.value > 0;
+        const double end = shown ? across(x_.place(b.value)) : left_;
+        text(left_ - 8, at + 12, "end", b.name, black);
+        add("<rect x=\"", px(left_), "\" y=\"", px(at + 1), "\" width=\"", px(end - left_), "\" height=\"14\" rx=\"1.5\" fill=\"", palette[b.color % palette.size()], "\"/>\n");
+        text(end + 6, at + 12, "start", b.note, grey);
+        at += bar;
+      }
+      y += group_height(g);
+    }
+    if (std::abs(o_.mark) < largest) line(across(x_.place(o_.mark)), top, across(x_.place(o_.mark)), bottom, "#333333");
+    if (!o_.x_label.empty()) text((left_ + right_) / 2, bottom + 40, "middle", o_.x_label, black);
+    add("</svg>\n");
+    return std::move(svg_);
+  }
+
+ private:
+  static constexpr double bar = 18;
+  static double group_height(const BarGroup& g) { return 32 + bar * static_cast<double>(g.bars.size()); }
+  double across(double share) const { return left_ + share * (right_ - left_); }
+
+  const std::vector<BarGroup>& groups_;
+  const BarChartOptions& o_;
+  double left_ = 0, right_ = 0;
+  Axis x_;
 };
 
 }  // namespace
@@ -236,8 +304,16 @@ std::string line_chart(const std::vector<Curve>& curves, const ChartOptions& opt
   return Chart(curves, options).svg();
 }
 
+std::string bar_chart(const std::vector<BarGroup>& groups, const BarChartOptions& options) {
+  HT_CHECK(options.width >= 300, "bar_chart: expected a width of at least 300 pixels, got ", options.width);
+  return Bars(groups, options).svg();
+}
+
 void save_chart(const std::string& path, const std::vector<Curve>& curves, const ChartOptions& options) {
   replace_file(path, line_chart(curves, options));
+}
+void save_chart(const std::string& path, const std::vector<BarGroup>& groups, const BarChartOptions& options) {
+  replace_file(path, bar_chart(groups, options));
 }
 
 }  // namespace halftone::io

@@ -1,5 +1,6 @@
 #pragma once
-// Line charts as SVG: loss curves and the like, without a plotting library.
+// Charts as SVG, without a plotting library: lines for loss curves and the like, bars for comparisons.
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,5 +23,25 @@ struct ChartOptions {
 HT_API std::string line_chart(const std::vector<Curve>& curves, const ChartOptions& options = {});
 // Replaces the file by it.
 HT_API void save_chart(const std::string& path, const std::vector<Curve>& curves, const ChartOptions& options = {});
+
+struct Bar {
+  std::string name;
+  double value = 0;       // from the axis at 0; what is not above it has no bar
+  std::string note = {};  // behind the bar
+  size_t color = 0;       // of the seven that curves have
+};
+struct BarGroup {
+  std::string name;
+  std::vector<Bar> bars;
+};
+struct BarChartOptions {
+  std::string title = {}, x_label = {};
+  double mark = std::numeric_limits<double>::quiet_NaN();  // a line at this value
+  int width = 720;                                         // pixels; the height follows from the bars
+};
+
+// Horizontal bars, one below the other, as SVG text. Throws Error when the width is below 300.
+HT_API std::string bar_chart(const std::vector<BarGroup>& groups, const BarChartOptions& options = {});
+HT_API void save_chart(const std::string& path, const std::vector<BarGroup>& groups, const BarChartOptions& options = {});
 
 }  // namespace halftone::io

@@ -154,3 +154,21 @@ TEST_CASE("what is no chart is refused") {
   CHECK(error_of([] { line_chart({}, {.width = 10}); }) ==
         "line_chart: expected at least 200 x 150 pixels, got 10 x 420");
 }
+
+TEST_CASE("bars as long as their values, in groups, with their notes and a mark") {
+  const std::string svg = bar_chart({{"mlp & co", {{"fp32", 1, "2.0 ms"}, {"bf16 <mixed>", 2.5, "0.8 ms", 1}}}, {"nothing", {{"no value", not_a_number}, {"too much", infinite}}}},
+                                    {.title = "Speed", .x_label = "times", .mark = 1});
+  CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
+  CHECK(svg.ends_with("</svg>\n"));
+  CHECK(count(svg, "rx=\"1.5\"") == 4);
+  for (const char* text : {">mlp &amp; co<", ">bf16 &lt;mixed><", ">0.8 ms<", ">Speed<", ">times<", ">2.5<"}) CHECK(count(svg, text) == 1);
+  const auto width = [&](const char* color) {  // of the first bar of a colour
+    const size_t at = svg.rfind("width=\"", svg.find(std::string("height=\"14\" rx=\"1.5\" fill=\"") + color)) + 7;
+    return std::stod(svg.substr(at));
+  };
+  CHECK(std::abs(width("#d55e00") / width("#0072b2") - 2.5) < 0.01);
+  CHECK(count(svg, "stroke=\"#333333\"") == 1);
+  CHECK(svg.find("nan") == std::string::npos);
+  CHECK(count(bar_chart({}), "rx=") == 0);
+  CHECK(error_of([] { bar_chart({}, {.width = 100}); }) == "bar_chart: expected a width of at least 300 pixels, got 100");
+}

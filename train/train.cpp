@@ -51,6 +51,10 @@ class Training {
     while (epoch_ < o_.epochs && !stopped_ && !out_of_patience()) {
       net_.train();
       if (!run_epoch()) break;
+      if (interrupt_.asked()) {  // in the validation; the epoch is saved
+        result_.interrupted = true;
+        break;
+      }
     }
     net_.train();
     result_.stopped_early = stopped_ || out_of_patience();
