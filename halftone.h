@@ -21,4 +21,5 @@
 #include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"
 #include "halftone/optim/optim.h"
+#include "halftone/train/metrics.h"
 #include "halftone/train/train.h"

@@ -72,6 +72,20 @@ Watching::Watching(Watcher& w) : scope_(Layer::profile, true), saved_(thread_sta
 }
 Watching::~Watching() { thread_state().slot[profile_slot] = std::move(saved_); }
 
+RangeMarker::~RangeMarker() {
+  while (open_-- > 0) marks_.end();
+}
+void RangeMarker::before(const Call& c) {
+  if (!marks_.begin) return;
+  marks_.begin(c.op->name);
+  ++open_;
+}
+void RangeMarker::after(const Call&, const Tensors&) {
+  if (open_ == 0) return;
+  marks_.end();
+  --open_;
+}
+
 Trace trace(const std::function<void()>& f) {
   Collector collector;
   {

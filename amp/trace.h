@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "halftone/core/marks.h"
 #include "halftone/core/op.h"
 
 namespace halftone::amp {
@@ -45,6 +46,22 @@ class HT_API Watching {
  private:
   LayerScope scope_;
   std::shared_ptr<const LayerState> saved_;
+};
+
+// Marks each call as a range that a profiler outside shows, calls inside it as ranges within: by NVTX for Nsight Systems where there is a GPU;
+// elsewhere nothing happens.
+//   amp::RangeMarker marker;
+//   amp::Watching on(marker);
+class HT_API RangeMarker final : public Watcher {
+ public:
+  RangeMarker() : marks_(range_marks()) {}
+  ~RangeMarker();  // ends those that an exception left
+  void before(const Call& c) override;
+  void after(const Call&, const Tensors&) override;
+
+ private:
+  RangeMarks marks_;
+  int open_ = 0;
 };
 
 // What f calls on this thread.

@@ -9,15 +9,17 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "halftone/core/error.h"
+#include "halftone/core/own_thread.h"
 #include "halftone/core/thread_state.h"
 
 namespace halftone {
 namespace {
 
-thread_local bool inside_chunk = false;
+thread_local bool inside_chunk = false;  // or on a thread that keeps to itself
 
 struct Job {
   int64_t chunks;
@@ -152,6 +154,9 @@ void set_num_threads(int n) {
   std::lock_guard guard(pool_lock);
   the_pool() = std::move(fresh);
 }
+
+OwnThread::OwnThread() : saved_(std::exchange(inside_chunk, true)) {}
+OwnThread::~OwnThread() { inside_chunk = saved_; }
 
 void detail::run_chunks(int64_t chunks, void (*run)(void*, int64_t), void* context) {
   Job job{.chunks = chunks, .run = run, .context = context, .error = {}, .error_lock = {}};

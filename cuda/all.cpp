@@ -19,6 +19,7 @@ void register_cuda() {
                      cuda::fill_cuda_matmul, cuda::fill_cuda_conv, cuda::fill_cuda_norm, cuda::fill_cuda_pool,
                      cuda::fill_cuda_resize, cuda::fill_cuda_attention, cuda::fill_cuda_recurrent})
     fill();
+  cuda::mark_by_nvtx();
 }
 
 }  // namespace halftone

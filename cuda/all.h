@@ -31,4 +31,6 @@ void fill_cuda_norm();
 void fill_cuda_pool();
 void fill_cuda_resize();
 
+void mark_by_nvtx();  // ranges for a profiler outside
+
 }  // namespace halftone::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "halftone/data/cifar.h"
+#include "halftone/data/csv.h"
 #include "halftone/data/dataset.h"
 #include "halftone/data/idx.h"
 #include "halftone/data/image.h"

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "halftone/core/own_thread.h"
 #include "halftone/core/random.h"
 #include "halftone/core/thread_state.h"
 
@@ -100,6 +101,7 @@ struct LoaderRun::Workers {
       for (int i = 0; i < count; ++i)
         threads.emplace_back([this, &run, state = capture_thread_state()] {
           const InstallThreadState installed(state);
+          const OwnThread alone;
           work(run);
         });
     } catch (...) {

@@ -17,7 +17,7 @@ namespace halftone::data {
 struct LoaderOptions {
   Size batch_size = 1;
   bool shuffle = false;    // another order each epoch: a RandomSampler
-  int workers = 0;         // threads that make batches ahead; 0: each is made when it is asked for
+  int workers = 0;         // threads that make batches ahead, each on its own: kernels leave the pool to the loop; 0: made when asked for
   bool drop_last = false;  // leave out a last batch that is smaller
   uint64_t seed = 0;       // of the orders, and of random numbers that the dataset draws
   int prefetch = 2;        // finished or unfinished batches, for each worker, that nobody has taken

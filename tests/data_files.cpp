@@ -1,8 +1,7 @@
 // Readers of CIFAR, text and images: what they hold, one sentence for what is wrong, and files cut and changed anywhere.
-#include <cstdlib>
-
 #include "halftone/core/version.h"
 #include "halftone/data/cifar.h"
+#include "halftone/data/csv.h"
 #include "halftone/data/image.h"
 #include "halftone/data/loader.h"
 #include "halftone/data/text.h"
@@ -10,7 +9,7 @@
 #include "halftone/io/png.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
-#include "halftone/tests/temporary.h"
+#include "halftone/tests/damage.h"
 
 using namespace halftone;
 using namespace halftone::data;
@@ -30,22 +29,8 @@ std::string records(int n, const std::string& labels) {
   return bytes;
 }
 
-// Every shorter file, and every byte changed, is an error or an image of at most `most` pixels.
-void try_damage(const Temporary& t, const std::string& whole, int64_t most) {
-  const auto read = [&](const std::string& bytes) {
-    write_bytes(t / "f", bytes);
-    Tensor image;
-    const std::string error = error_of([&] { image = read_image(t / "f"); }, t.folder);
-    if (image.defined() ? image.numel() > most : error.rfind("f: ", 0) != 0) FAIL_CHECK(error);
-  };
-  for (size_t n = 0; n < whole.size(); ++n) read(whole.substr(0, n));
-  for (size_t at = 0; at < whole.size(); ++at)
-    for (int change = 1; change < 256; change += std::getenv("HALFTONE_FULL") ? 1 : 23) {
-      std::string bytes = whole;
-      bytes[at] = static_cast<char>(bytes[at] ^ change);
-      read(bytes);
-    }
-}
+int64_t pixels_of(const std::string& path) { return read_image(path).numel(); }
+constexpr int64_t reading = 1 << 21;  // whole files are read in pieces of a mebibyte
 
 }  // namespace
 
@@ -112,6 +97,44 @@ TEST_CASE("windows of a text") {
   CHECK(error_of([] { TextWindows(arange(3), 1, 0); }) == "TextWindows: expected length and stride above 0, got 1 and 0");
 }
 
+TEST_CASE("tables of numbers and of texts") {
+  const Temporary t;
+  const auto read = [&](const std::string& text, const CsvOptions& o = {}) {
+    write_bytes(t / "f", text);
+    return read_csv(t / "f", o);
+  };
+  const Table iris = read("\xef\xbb\xbflength,width,\"the, \"\"species\"\"\"\r\n5.1, 3.5 ,setosa\r\n\r\n+7,-3.2e0,\"versi\ncolor\"\r\n4.9,3,setosa",
+                          {.classes = {"the, \"species\""}});
+  CHECK(iris.names == std::vector<std::string>{"length", "width", "the, \"species\""});
+  CHECK(iris.values.shape() == Shape{3, 3});
+  CHECK(iris.values.dtype() == DType::f64);
+  CHECK(iris.columns({"width", "length"}).to_vector<double>() == std::vector<double>{3.5, 5.1, -3.2, 7, 3, 4.9});
+  CHECK(iris.column("the, \"species\"").to_vector<int64_t>() == Numbers{0, 1, 0});
+  CHECK(iris.classes.at("the, \"species\"") == std::vector<std::string>{"setosa", "versi\ncolor"});
+  CHECK(read("1;2\n3;4\n", {.separator = ';', .header = false}).column("1").to_vector<int64_t>() == Numbers{2, 4});
+  CHECK(read("a,b\n,2\n3, \n", {.missing = -1}).values.to_vector<int64_t>() == Numbers{-1, 2, 3, -1});
+  CHECK(read("a,b\n").values.shape() == Shape{0, 2});
+  CHECK(read("a,b\n1,\n", {.missing = 0}).values.shape() == Shape{1, 2});
+
+  const auto error = [&](const std::string& text, const CsvOptions& o = {}) { return error_of([&] { read(text, o); }, t.folder); };
+  CHECK(error("") == "f: is empty");
+  CHECK(error("\n\r\n") == "f: is empty");
+  CHECK(error("a,b\n1,2\n\n3\n") == "f: line 4: expected 2 fields, as in the first line, got 1");
+  CHECK(error("a,b\n\"1\n\",2\n1,x\n", {.classes = {"a"}}) == "f: line 4, column 'b': expected a number, got 'x'; .classes names columns of texts");
+  CHECK(error("a\n1\n \n") == "f: line 3, column 'a': expected a number, got ' '; .missing gives such fields a value");
+  CHECK(error("a\n1e999\n") == "f: line 2, column 'a': expected a number, got '1e999'; .classes names columns of texts");
+  CHECK(error("a\n+-1\n").find("expected a number, got '+-1'") != std::string::npos);
+  CHECK(error("a,b\n1,\"2\n") == "f: line 2: a quotation mark is not closed");
+  CHECK(error("a,b\n\"1\"2,3\n") == "f: line 2: expected ',' behind a quotation mark that closes");
+  CHECK(error("a,a\n") == "f: two columns are named 'a'");
+  CHECK(error("a\n", {.classes = {"b"}}) == "f: has no column 'b', which .classes names");
+  CHECK(error("a\n", {.separator = '"'}) == "read_csv: a separator cannot be a quotation mark or a line break");
+  CHECK(error_of([&] { iris.column("x"); }) == "Table: there is no column 'x'");
+  CHECK(error_of([&] { read_csv(t / "no"); }, t.folder) == "no: there is no such file");
+  const auto fields = [](const std::string& path) { return read_csv(path, {.classes = {"b"}}).values.numel(); };
+  try_damage("a,b\n\"1\",2\n3,\"x\"\n", fields, {.slack = reading});
+}
+
 TEST_CASE("PGM and PPM") {
   const Temporary t;
   const auto read = [&](const std::string& bytes) {
@@ -141,7 +164,7 @@ TEST_CASE("PGM and PPM") {
   CHECK(error("P5 1 1 4 a") == "f: has a sample of 97, above its largest value 4");
   CHECK(error("P3 1 1 1 1 1 1") == "f: not an image; expected PNG, PGM (P5) or PPM (P6)");
   CHECK(error_of([&] { write_pnm(t / "g", ones({1, 2, 2})); }) == "write_pnm: expected an image [1 or 3, h, w] (u8), got [1, 2, 2] (f32)");
-  try_damage(t, "P6\n# c\n2 1\n255\nabcdef", 40);
+  try_damage("P6\n# c\n2 1\n255\nabcdef", pixels_of, {.slack = reading});
 }
 
 TEST_CASE("PNG") {
@@ -172,7 +195,7 @@ TEST_CASE("PNG") {
         "f: claims 4098 x 4098 pixels, which a file of this size cannot hold; it is truncated or damaged");
   write_bytes(t / "f", whole.substr(0, 50));
   CHECK(error_of([&] { read_image(t / "f"); }, t.folder).find("f: cannot be read as PNG: ") == 0);
-  try_damage(t, whole, 10000);
+  try_damage(whole, pixels_of, {.ratio = 128, .slack = reading});
 }
 
 TEST_CASE("folders of images, one for each class") {

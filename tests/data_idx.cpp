@@ -8,9 +8,10 @@
 #include "halftone/core/random.h"
 #include "halftone/core/version.h"
 #include "halftone/data/mnist.h"
+#include "halftone/io/crc.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
-#include "halftone/tests/temporary.h"
+#include "halftone/tests/damage.h"
 
 namespace {
 
@@ -162,6 +163,28 @@ TEST_CASE("several compressed parts are one file, and a claim beyond what they c
         "f: expected 2147483648 bytes of elements for [2147483648] (u8), which a file of this size cannot "
         "hold; it is truncated or damaged");
   CHECK(memory_stats(Device::cpu()).peak == before);
+}
+
+TEST_CASE("a small file that is cut or changed anywhere, plain and compressed") {
+  const auto bytes = [](const std::string& path) {
+    const Tensor t = data::read_idx(path);
+    return t.numel() * static_cast<int64_t>(size_of(t.dtype()));
+  };
+  const std::string plain = header(0x0d, {1, 2}) + std::string("\x3f\xc0\0\0\xc0\x04\0\0", 8);
+  try_damage(plain, bytes);
+  if (!has_zlib()) HT_SKIP("no zlib in this build");
+  const auto number = [](uint32_t v, int width) {
+    std::string s;
+    for (int i = 0; i < width; ++i) s += static_cast<char>(v >> (8 * i));
+    return s;
+  };
+  const auto size = static_cast<uint32_t>(plain.size());
+  const std::string stored = std::string("\x1f\x8b\x08\0\0\0\0\0\0\xff\x01", 11) + number(size, 2) + number(~size, 2) + plain +
+                             number(io::crc32(plain.data(), plain.size()), 4) + number(size, 4);
+  const Temporary t;
+  write_bytes(t / "f", stored);
+  CHECK(bytes(t / "f") == 8);
+  try_damage(stored, bytes, {.ratio = 1032, .slack = 1 << 17});
 }
 
 TEST_CASE("a folder without data says where to get it") {

@@ -2,15 +2,23 @@
 // positions that are taken up again.
 #include "halftone/data/loader.h"
 
+#include <malloc.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <fstream>
+#include <mutex>
 #include <numeric>
 #include <set>
 #include <thread>
 
 #include "halftone/amp/amp.h"
+#include "halftone/core/backend.h"
+#include "halftone/core/parallel.h"
 #include "halftone/core/thread_state.h"
+#include "halftone/data/transform.h"
 #include "halftone/io/progress.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
@@ -213,6 +221,74 @@ TEST_CASE("a loop outlives its loader, and loops may be nested") {
   for ([[maybe_unused]] auto& outer : again)
     for ([[maybe_unused]] auto& inner : again) ++n;
   CHECK(n == 16);
+}
+
+TEST_CASE("kernels of workers leave the pool to the loop") {
+  const auto count = [](std::span<const int64_t>) {
+    std::mutex lock;
+    std::set<std::thread::id> seen;
+    parallel_for(64, 1, [&](int64_t, int64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      const std::lock_guard guard(lock);
+      seen.insert(std::this_thread::get_id());
+    });
+    return seen.size();
+  };
+  const int before = num_threads();
+  set_num_threads(3);
+  size_t most = 0;
+  DataLoader plain(Calls{8, count});
+  for (auto& threads : plain) most = std::max(most, threads);
+  CHECK(most > 1);
+  DataLoader loader(Calls{8, count}, {.workers = 2});
+  for (auto& threads : loader) CHECK(threads == 1);
+  set_num_threads(before);
+}
+
+TEST_CASE("fifty epochs with workers leave no memory and no threads behind") {
+  struct Footprint {
+    int64_t tensors, heap, resident, threads;  // bytes, and a number
+  };
+  std::vector<Device> places{Device::cpu()};
+  if (!devices(DeviceType::cuda).empty()) places.push_back(Device::cuda());
+  const auto measure = [&] {
+    Footprint f{0, static_cast<int64_t>(::mallinfo2().uordblks), 0, 0};
+    for (const Device d : places) {
+      backend(d.type).synchronize(d.index);
+      f.tensors += memory_stats(d).allocated;
+    }
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages >> f.resident;
+    f.resident *= ::sysconf(_SC_PAGESIZE);
+    for ([[maybe_unused]] const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) ++f.threads;
+    return f;
+  };
+  // As many examples as the subset of Fashion-MNIST has, 19 MB.
+  const auto set = transform(TensorDataset(rand({6000, 1, 28, 28}), zeros({6000}, {.dtype = DType::i64})), RandomFlip());
+  for (const Device device : places) {
+    const LoaderOptions options{.batch_size = 100, .shuffle = true, .workers = 2, .device = device};
+    for (const bool kept : {true, false}) {
+      INFO(str(device) << (kept ? ", one loader" : ", a loader for each epoch"));
+      DataLoader one(set, options);
+      Footprint warm{};
+      for (int epoch = 1; epoch <= 50; ++epoch) {
+        std::optional<DataLoader<std::remove_const_t<decltype(set)>>> fresh;
+        if (!kept) fresh.emplace(set, options);
+        int64_t examples = 0;
+        for (auto& batch : kept ? one : *fresh) {
+          examples += batch.size();
+          if (epoch % 5 == 4 && examples == 1000) break;
+        }
+        CHECK(examples == (epoch % 5 == 4 ? 1000 : 6000));
+        if (epoch == 15) warm = measure();
+      }
+      const Footprint after = measure();
+      CHECK(after.tensors == warm.tensors);
+      CHECK(after.threads == warm.threads);
+      CHECK(after.heap - warm.heap < 1 << 16);      // 32 bytes a batch would be more
+      CHECK(after.resident - warm.resident < 1 << 24);
+    }
+  }
 }
 
 TEST_CASE("threads carry the caller's state") {

@@ -1,6 +1,7 @@
 // A disk that fails where a test wants it to.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ struct Faults : halftone::io::FileOps {
   std::vector<std::string> calls;
   int fail_at = -1, reason = ENOSPC;
   size_t longest_write = SIZE_MAX, longest_read = SIZE_MAX;
+  int64_t room = INT64_MAX;  // bytes that the disk still takes
   bool interrupt = false;  // every second call
   bool every_call = false;  // those that write no file, too
 
@@ -34,7 +36,14 @@ struct Faults : halftone::io::FileOps {
     return fails("read") ? -1 : FileOps::read(fd, to, std::min(bytes, longest_read), offset);
   }
   int64_t write(int fd, const void* from, size_t bytes) override {
-    return fails("write") ? -1 : FileOps::write(fd, from, std::min(bytes, longest_write));
+    if (fails("write")) return -1;
+    if (room <= 0) {
+      errno = ENOSPC;
+      return -1;
+    }
+    const int64_t n = FileOps::write(fd, from, std::min({bytes, longest_write, static_cast<size_t>(room)}));
+    room -= n;
+    return n;
   }
   int sync(int fd) override { return fails("sync") ? -1 : FileOps::sync(fd); }
   int close(int fd) override {

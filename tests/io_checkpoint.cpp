@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -249,6 +250,47 @@ TEST_CASE("whichever call fails, an old or the new checkpoint is there, and trai
   }
 }
 
+TEST_CASE("a disk that fills up at any byte leaves the old checkpoint, and takes the next when it has room again") {
+  const Temporary t;
+  Pair run(t.folder, {.keep = 1});
+  run.save(1);
+  const int64_t size = static_cast<int64_t>(bytes_of(run.checkpoint.path(1)).size());
+  for (int64_t room = 0; room < size; ++room) {
+    INFO("room for " << room << " of " << size << " bytes");
+    Faults disk;
+    disk.room = room;
+    {
+      const io::UseFileOps use(disk);
+      CHECK(error_of([&] { run.save(2); }, t.folder) == "step-2.safetensors: cannot write: No space left on device");
+    }
+    CHECK(t.list() == "step-1.safetensors ");
+    CHECK(run.checkpoint.resume() == 1);
+    CHECK(run.get() == 1);
+  }
+  run.save(2);
+  CHECK(t.list() == "step-2.safetensors ");
+}
+
+TEST_CASE("a folder that nobody may write to is said so, and left as it was") {
+  const Temporary t;
+  Pair run(t.folder);
+  run.save(1);
+  // A process of root may write anywhere, so it becomes someone else meanwhile.
+  const bool root = ::geteuid() == 0;
+  ::chmod(t.folder.c_str(), 0555);
+  if (root) REQUIRE(::seteuid(65534) == 0);
+  const std::string error = error_of([&] { run.save(2); }, t.folder), deeper = error_of([&] { Pair(t / "deep").save(1); }, t.folder);
+  const auto step = run.checkpoint.resume();
+  if (root) REQUIRE(::seteuid(0) == 0);
+  ::chmod(t.folder.c_str(), 0755);
+  CHECK(error == "step-2.safetensors: cannot create: Permission denied");
+  CHECK(deeper == "deep: cannot make the folder: Permission denied");
+  CHECK(step == 1);
+  CHECK(t.list() == "step-1.safetensors ");
+  run.save(2);
+  CHECK(run.checkpoint.resume() == 2);
+}
+
 TEST_CASE("a real limit of the disk leaves the old checkpoint") {
   const Temporary t;
   Pair run(t.folder);
@@ -273,8 +315,8 @@ namespace {
 
 constexpr int64_t last_step = 14, overflow_at = 7, growth_interval = 3;
 
-// A run with everything that has a state. It saves after every step, to continue from any.
-void train(const std::string& folder, Device device, const std::function<void(const io::Checkpoint&)>& begin = {}) {
+// A run with everything that has a state. It saves after every step, to continue from any. On a GPU its steps may be replayed.
+void train(const std::string& folder, Device device, bool captured) {
   manual_seed(11);
   nn::Sequential net{nn::Linear(6, 16), nn::BatchNorm1d(16), nn::ReLU(), nn::Dropout(0.3), nn::Linear(16, 3)};
   net.to(device);
@@ -287,57 +329,66 @@ void train(const std::string& folder, Device device, const std::function<void(co
 
   io::Checkpoint checkpoint(folder, {.keep = 0});
   checkpoint.add("net", net).add("opt", opt).add("schedule", schedule).add("ema", ema).add("scaler", scaler).add("loader", loader);
-  if (begin) begin(checkpoint);
+  const auto one = [&](const Tensor& batch, const Tensor& classes, const Tensor& factor) {
+    opt.zero_grad();
+    Tensor loss;
+    {
+      const amp::Autocast autocast({.dtype = DType::f16});
+      loss = cross_entropy(net(batch), classes);
+    }
+    scaler.scale(loss * factor).backward();
+    scaler.step(opt);
+    scaler.update();
+  };
+  auto replayed = capture(one);
   int64_t step = checkpoint.resume().value_or(0);
   while (step < last_step)
     for (auto& [batch, classes] : loader) {
-      opt.zero_grad();
-      Tensor loss;
-      {
-        const amp::Autocast autocast({.dtype = DType::f16});
-        loss = cross_entropy(net(batch), classes);
-      }
-      scaler.scale(step == overflow_at ? loss * INFINITY : loss).backward();
-      scaler.step(opt);
-      scaler.update();
+      const Tensor factor = full({}, step == overflow_at ? INFINITY : 1, {.device = device});
+      captured ? replayed(batch, classes, factor) : one(batch, classes, factor);
       checkpoint.save(++step);
       if (step == last_step) break;
     }
 }
 
-Device test_device() { return device(variable("HALFTONE_TEST_DEVICE")); }
+void resume_everywhere(Device device, bool captured) {
+  INFO(str(device) << (captured ? ", captured" : ""));
+  const Temporary t;
+  train(t / "straight", device, captured);
+  const auto file = [](int64_t step) { return text::cat("/step-", step, ".safetensors"); };
+  std::vector<double> scales;
+  for (int64_t step = 1; step <= last_step; ++step)
+    scales.push_back(io::load(t / ("straight" + file(step))).at("scaler.scale").item());
+  // It grew, fell at the overflow, and grew again.
+  CHECK(scales == std::vector<double>{256, 256, 512, 512, 512, 1024, 1024, 512, 512, 512, 1024, 1024, 1024, 2048});
+  for (int64_t stop = 1; stop < last_step; ++stop) {
+    const std::string folder = t / text::cat("from", stop);
+    io::make_folders(folder);
+    write_bytes(folder + file(stop), bytes_of(t / ("straight" + file(stop))));
+    const pid_t child = start_case("train on from a checkpoint",
+                                   {{"HALFTONE_TEST_FOLDER", folder},
+                                    {"HALFTONE_TEST_DEVICE", str(device)},
+                                    {"HALFTONE_TEST_CAPTURED", captured ? "1" : ""}},
+                                   folder + "/log");
+    INFO("stopped after step " << stop);
+    if (wait_for(child) != 0) FAIL_CHECK(bytes_of(folder + "/log"));
+    for (int64_t step = stop + 1; step <= last_step; ++step) {
+      INFO("step " << step);
+      CHECK(bytes_of(folder + file(step)) == bytes_of(t / ("straight" + file(step))));
+    }
+  }
+}
 
 }  // namespace
 
-TEST_CASE("train on from a checkpoint", "[.child]") { train(variable("HALFTONE_TEST_FOLDER"), test_device()); }
+TEST_CASE("train on from a checkpoint", "[.child]") {
+  train(variable("HALFTONE_TEST_FOLDER"), device(variable("HALFTONE_TEST_DEVICE")), !variable("HALFTONE_TEST_CAPTURED").empty());
+}
 
-TEST_CASE("resuming at any step, in a new process, equals never having stopped, bit for bit") {
-  std::vector<Device> where{Device::cpu()};
-  if (!devices(DeviceType::cuda).empty()) where.push_back(Device::cuda());
-  for (const Device d : where) {
-    INFO(str(d));
-    const Temporary t;
-    train(t / "straight", d);
-    const auto file = [](int64_t step) { return text::cat("/step-", step, ".safetensors"); };
-    std::vector<double> scales;
-    for (int64_t step = 1; step <= last_step; ++step)
-      scales.push_back(io::load(t / ("straight" + file(step))).at("scaler.scale").item());
-    // It grew, fell at the overflow, and grew again.
-    CHECK(scales == std::vector<double>{256, 256, 512, 512, 512, 1024, 1024, 512, 512, 512, 1024, 1024, 1024, 2048});
-    for (int64_t stop = 1; stop < last_step; ++stop) {
-      const std::string folder = t / text::cat("from", stop);
-      io::make_folders(folder);
-      write_bytes(folder + file(stop), bytes_of(t / ("straight" + file(stop))));
-      const pid_t child = start_case("train on from a checkpoint",
-                                     {{"HALFTONE_TEST_FOLDER", folder}, {"HALFTONE_TEST_DEVICE", str(d)}}, folder + "/log");
-      INFO("stopped after step " << stop);
-      if (wait_for(child) != 0) FAIL_CHECK(bytes_of(folder + "/log"));
-      for (int64_t step = stop + 1; step <= last_step; ++step) {
-        INFO("step " << step);
-        CHECK(bytes_of(folder + file(step)) == bytes_of(t / ("straight" + file(step))));
-      }
-    }
-  }
+TEST_CASE("resuming at any step, in a new process, equals never having stopped, bit for bit") { resume_everywhere(Device::cpu(), false); }
+TEST_CASE("the same on a GPU, with steps that are called and steps that are replayed") {
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
+  for (const bool captured : {false, true}) resume_everywhere(Device::cuda(), captured);
 }
 
 // ---- killed while it saves

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "halftone/autograd/autograd.h"
+#include "halftone/core/marks.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/temporary.h"
@@ -41,4 +42,37 @@ TEST_CASE("each call of a step has its event") {
   CHECK(std::count(text.begin(), text.end(), '\n') == static_cast<int64_t>(events.size()) + 2);
   io::ChromeTrace().save(t / "empty.json");
   CHECK(bytes_of(t / "empty.json") == "{\"traceEvents\":[\n]}\n");
+}
+
+namespace {
+std::vector<std::string> marked;  // what begins, and "" for each end
+}
+
+TEST_CASE("each call is a range for a profiler outside, and all ranges end") {
+  const RangeMarks before = range_marks();
+  set_range_marks({.begin = [](const char* name) { marked.emplace_back(name); }, .end = [] { marked.emplace_back(); }});
+  Tensor w = ones({3, 2}, {.requires_grad = true});
+  {
+    amp::RangeMarker marker;
+    const amp::Watching on(marker);
+    relu(matmul(ones({4, 3}), w)).sum().backward();
+    CHECK_THROWS(matmul(ones({4, 3}), ones({4, 3})));
+  }
+  set_range_marks(before);
+  int open = 0;
+  for (const auto& name : marked) {
+    open += name.empty() ? -1 : 1;
+    REQUIRE(open >= 0);
+  }
+  CHECK(open == 0);
+  CHECK(std::count(marked.begin(), marked.end(), "matmul") >= 2);  // forward, and the weight's gradient
+  CHECK(std::count(marked.begin(), marked.end(), "relu") == 1);
+
+  set_range_marks({});
+  marked.clear();
+  amp::RangeMarker silent;
+  const amp::Watching on(silent);
+  relu(ones({2}));
+  CHECK(marked.empty());
+  set_range_marks(before);
 }

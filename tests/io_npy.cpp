@@ -1,14 +1,13 @@
 // NumPy's files: what NumPy wrote, round trips, one sentence for each fault, and files cut and changed anywhere.
 #include "halftone/io/npy.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "halftone/core/storage.h"
 #include "halftone/io/crc.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
-#include "halftone/tests/temporary.h"
+#include "halftone/tests/damage.h"
 
 using namespace halftone;
 
@@ -36,24 +35,6 @@ struct Reading {
   }
   std::string operator()(const std::string& bytes) const { return error_of([&] { read(bytes); }, t.folder); }
 };
-// Every shorter file, and every byte changed, is an error that names the file, or something that took no more memory than that.
-template <class Load>
-void try_damage(const std::string& whole, Load&& load) {
-  const Temporary t;
-  const auto read = [&](const std::string& bytes) {
-    write_bytes(t / "f", bytes);
-    int64_t size = -1;
-    const std::string error = error_of([&] { size = load(t / "f"); }, t.folder);
-    if (size < 0 ? error.rfind("f: ", 0) != 0 : size > static_cast<int64_t>(bytes.size())) FAIL_CHECK(error << ", " << size);
-  };
-  for (size_t n = 0; n < whole.size(); ++n) read(whole.substr(0, n));
-  for (size_t at = 0; at < whole.size(); ++at)
-    for (int change = 1; change < 256; change += std::getenv("HALFTONE_FULL") ? 1 : 23) {
-      std::string bytes = whole;
-      bytes[at] = static_cast<char>(bytes[at] ^ change);
-      read(bytes);
-    }
-}
 int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<int64_t>(size_of(t.dtype())); }
 
 }  // namespace

@@ -9,7 +9,8 @@
 #include "halftone/io/file.h"
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
-#include "halftone/tests/temporary.h"
+#include "halftone/tests/damage.h"
+#include "halftone/tests/faults.h"
 
 namespace {
 
@@ -136,26 +137,14 @@ TEST_CASE("a state that is no file is refused, and the old file stays") {
 }
 
 TEST_CASE("a disk that fills up while saving keeps the old file") {
-  struct Full : io::FileOps {
-    int64_t room = 0;
-    int64_t write(int fd, const void* from, size_t bytes) override {
-      if (room <= 0) {
-        errno = ENOSPC;
-        return -1;
-      }
-      const int64_t n = FileOps::write(fd, from, std::min(bytes, static_cast<size_t>(room)));
-      room -= n;
-      return n;
-    }
-  };
   const Temporary t;
   const StateDict state = model();
   io::save(t / "f", state);
   const std::string old = bytes_of(t / "f");
   for (size_t room = 0; room < old.size(); ++room) {
-    Full full;
-    full.room = static_cast<int64_t>(room);
-    const io::UseFileOps use(full);
+    Faults disk;
+    disk.room = static_cast<int64_t>(room);
+    const io::UseFileOps use(disk);
     const std::string error = error_of([&] { io::save(t / "f", state); }, t.folder);
     REQUIRE(error == "f: cannot write: No space left on device");
     REQUIRE(bytes_of(t / "f") == old);
@@ -369,4 +358,18 @@ TEST_CASE("random damage never does harm") {
   }
   CHECK(loaded > 0);
   CHECK(memory_stats(Device::cpu()).peak - before <= 2 * static_cast<int64_t>(whole.size()));
+}
+
+TEST_CASE("a small file that is cut or changed anywhere") {
+  const Temporary t;
+  StateDict small;
+  small.add("w", tensor({1.f, -2.f}));
+  small.add("mask", tensor({true, false}));
+  io::save(t / "f", small, {.metadata = {{"format", "pt"}}});
+  try_damage(bytes_of(t / "f"), [](const std::string& path) {
+    int64_t bytes = 0;
+    for (const auto& [name, tensor] : io::load(path)) bytes += tensor.numel() * static_cast<int64_t>(size_of(tensor.dtype()));
+    io::load_metadata(path);
+    return bytes;
+  });
 }
