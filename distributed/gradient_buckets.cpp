@@ -279,7 +279,7 @@ void GradientBuckets::send(Bucket& b) {
     b.pending = group_.all_reduce(b.wire, Reduce::mean);
     return;
   }
-  // A power of two at which the sum of all ranks' largest is below 2^15; f16 ends at 65504.
+  // A power of two at which the sum of all ranks' largest is at most 2^14; f16 ends at 65504.
   b.pending.wait();
   Tensor room = 0x1p14 / group_.size() / maximum(b.largest, 0x1p-110);
   b.factor = pow(full({}, 2, b.largest.options()), floor(log2(room)));
