@@ -14,47 +14,11 @@
 
 namespace ht = halftone;
 using namespace ht;
+using namespace benchmarks;
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// A workload: its network, its batch, its optimizer.
-struct Workload {
-  const char* name;
-  std::function<std::unique_ptr<nn::Module>()> network;
-  Shape input;          // of a batch; of token numbers below `vocabulary` when that is not 0
-  int64_t vocabulary;
-  int64_t targets, classes;
-  bool adam;
-};
-
-template <class M> std::unique_ptr<nn::Module> owned(M&& m) { return std::make_unique<M>(std::move(m)); }
-std::unique_ptr<nn::Module> perceptron(const std::vector<int64_t>& widths) {
-  nn::Sequential net;
-  for (size_t i = 0; i + 1 < widths.size(); ++i) {
-    net.add(nn::Linear(widths[i], widths[i + 1]));
-    if (i + 2 < widths.size()) net.add(nn::ReLU());
-  }
-  return owned(std::move(net));
-}
-std::unique_ptr<nn::Module> lenet() {
-  return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
-                              nn::Linear(9216, 128), nn::ReLU(), nn::Linear(128, 10)});
-}
-
-const std::vector<Workload>& workloads() {
-  using namespace benchmarks;
-  static const std::vector<Workload> all = {
-      {"mlp_small", [] { return perceptron({784, 256, 128, 10}); }, {128, 784}, 0, 128, 10, false},
-      {"mlp_wide", [] { return perceptron({4096, 4096, 4096, 4096, 1000}); }, {8192, 4096}, 0, 8192, 1000, false},
-      {"lenet", lenet, {256, 1, 28, 28}, 0, 256, 10, true},
-      {"resnet18", [] { return owned(residual_network({2, 2, 2, 2}, false, true, 10)); }, {512, 3, 32, 32}, 0, 512, 10, false},
-      {"resnet50", [] { return owned(residual_network({3, 4, 6, 3}, true, false, 1000)); }, {256, 3, 224, 224}, 0, 256, 1000, false},
-      {"gpt2", [] { return owned(Gpt(50304, 1024, 12, 12, 768)); }, {32, 1024}, 50304, 32 * 1024, 50304, true},
-  };
-  return all;
-}
 
 // Where the time of a step goes: waits for the device after every operator, so sums are larger than a step.
 class Profile final : public amp::Watcher {
