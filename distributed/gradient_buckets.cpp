@@ -92,8 +92,8 @@ void GradientBuckets::compare(const std::vector<std::string>& descriptions) cons
   int64_t most = 0;
   for (auto& counts : gathered(group_, {static_cast<int64_t>(descriptions.size())})) most = std::max(most, counts[0]);
   auto line = [&](size_t i) { return i < descriptions.size() ? descriptions[i] : std::string("nothing"); };
-  std::vector<int64_t> hashes;
   if (most == 0) return;
+  std::vector<int64_t> hashes;
   for (size_t i = 0; i < static_cast<size_t>(most); ++i) hashes.push_back(static_cast<int64_t>(hash_of(line(i))));
   auto all = gathered(group_, hashes);
   for (size_t i = 0; i < hashes.size(); ++i)
@@ -199,13 +199,15 @@ void GradientBuckets::before_forward() {
   for (auto& b : buffers_) b.bump_version();
 }
 
+// Several forwards may share one backward: what any of them reaches counts.
 void GradientBuckets::after_forward(const std::vector<Tensor>& outputs) {
-  if (!options_.unused_parameters || !reduces_ || !recording()) return;
+  if (!options_.unused_parameters || !recording()) return;
   std::unordered_set<const Body*> reached;
   std::vector<Tensor> recorded;
   for (auto& y : outputs) if (y.requires_grad()) recorded.push_back(y);
-  for (auto& leaf : reachable_leaves(recorded)) reached.insert(leaf.body().get());
-  for (auto& e : entries_) e.reachable = reached.contains(e.parameter.body().get());
+  if (reduces_) for (auto& leaf : reachable_leaves(recorded)) reached.insert(leaf.body().get());
+  for (auto& e : entries_) e.reachable = !reduces_ || (walked_ && e.reachable) || reached.contains(e.parameter.body().get());
+  walked_ = true;
 }
 
 // ---- a backward run
@@ -214,8 +216,8 @@ void GradientBuckets::arrived(size_t i) {
   if (!reduces_) return;
   if (run_.expired()) begin();
   Entry& e = entries_[i];
-  HT_CHECK(e.reachable, who, ": parameter ", e.name, " has a gradient, and the outputs of the last forward do not depend on it; with unused_parameters = true, the loss "
-           "may read parameters only through the model's outputs");
+  HT_CHECK(e.reachable, who, ": parameter ", e.name, " has a gradient, and the model's outputs since the last backward do not depend on it; with unused_parameters = true, "
+           "a loss may read parameters only through the model's outputs");
   HT_CHECK(!e.here, who, ": parameter ", e.name, " got a gradient twice in one backward; a hook that starts a backward of its own may not reach the model's parameters");
   take(e);
   issue_complete();
@@ -243,6 +245,7 @@ void GradientBuckets::take(Entry& e) {
     HT_CHECK(!g.requires_grad(), who, ": the gradient of parameter ", e.name, " has a graph: backward ran with create_graph, which cannot be reduced; "
              "take inner derivatives with grad(), and call backward() once, without create_graph");
     if (g.storage() != e.gradient.storage()) {  // somebody has set another buffer
+      HT_CHECK(g.dtype() == e.gradient.dtype() && g.device() == e.gradient.device(), who, ": parameter ", e.name, " was moved or converted since this was made; make another");
       uint64_t stamp = grad_stamp(e.parameter);
       e.gradient.copy_(g);
       e.parameter.set_grad(e.gradient);
@@ -299,7 +302,11 @@ void GradientBuckets::receive(Bucket& b) {
 void GradientBuckets::end() {
   run_.reset();
   NoGrad off;
-  for (auto& e : entries_) if (!e.here) take(e);
+  for (auto& e : entries_) {
+    if (!e.here) take(e);
+    e.reachable = true;
+  }
+  walked_ = false;
   issue_complete();
   if (scaled(buckets_.back())) send(buckets_.back());
   if (options_.unused_parameters) {

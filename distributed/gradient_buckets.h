@@ -42,7 +42,7 @@ class HT_API GradientBuckets {
     size_t bucket = 0;
     bool here = false;       // in this run its place has what is to be reduced
     bool absent = false;     // which is 0, as there is no gradient
-    bool reachable = true;   // from the outputs of the last forward
+    bool reachable = true;   // from the outputs of the forwards since the last run
     bool used = true;        // by some rank, when that was asked last
   };
   struct Bucket {
@@ -75,7 +75,7 @@ class HT_API GradientBuckets {
   std::vector<Tensor> buffers_, flat_buffers_, placed_buffers_;
   Tensor usage_;
   std::vector<HookHandle> hooks_;
-  bool reduces_ = true;
+  bool reduces_ = true, walked_ = false;
   std::weak_ptr<int> run_;  // expired: no backward run is being followed
   size_t next_ = 0;         // the bucket whose turn it is
 };

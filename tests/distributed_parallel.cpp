@@ -287,6 +287,17 @@ TEST_CASE("parameters that some ranks or all of them leave out") {
       found.expect(net.right.weight.grad().defined() == (i != 1), "what one rank uses has a gradient on all");
       if (i != 1) found.expect(net.right.weight.grad().to_vector<double>() == right.to_vector<double>(), "the mean, with 0 for those who did not use it");
     }
+    net.zero_grad();
+    Tensor y = (*ddp)(x, true), z = (*ddp)(x, false);  // one backward of two forwards
+    (y + z).sum().backward();
+    found.expect(net.right.weight.grad().defined() && !net.never.weight.grad().defined(), "what either forward used has a gradient");
+    std::string beside;
+    try {
+      ((*ddp)(x, false).sum() + net.never.weight.sum()).backward();
+    } catch (const Error& e) {
+      beside = e.what();
+    }
+    found.expect(beside.find("parameter never.weight has a gradient, and the model's outputs since the last backward do not depend on it") != beside.npos, beside);
     ddp.reset();
     net.zero_grad();
     nn::DistributedDataParallel strict(net, rank);
@@ -490,6 +501,40 @@ TEST_CASE("gradients with a graph, and second gradients, are refused") {
     std::string twice = error_of([&] { ddp(t.x).sum().backward(); });
     found.expect(twice.find("parameter 4.bias got a gradient twice in one backward") != twice.npos, twice);
   });
+}
+
+TEST_CASE("a position in the data goes on with another number of ranks") {
+  Tensor all = zeros({50, 1});
+  for (int64_t i = 0; i < 50; ++i) all.slice(0, i, i + 1).fill_(i);
+  data::TensorDataset set{all, zeros({50}, {.dtype = DType::i64})};
+  // The examples of each step, of all ranks together, from where `saved` says.
+  auto steps = [&](int ranks, std::vector<StateDict>* saved, const StateDict* from) {
+    std::vector<std::multiset<double>> seen;
+    std::mutex lock;
+    distributed::threads(ranks).run([&](distributed::Group& rank) {
+      data::DataLoader loader(set, {.batch_size = 8 / ranks, .seed = 3, .sampler = data::DistributedSampler(50, rank.rank(), ranks, {.drop_last = true})});
+      distributed::SharedPosition position(loader, rank);
+      if (from) position.load_state_dict(*from);
+      for (int epoch = 0, step = 0; epoch < 2; ++epoch)
+        for (auto& [x, target] : loader) {
+          std::lock_guard guard(lock);
+          if (static_cast<size_t>(step) == seen.size()) seen.emplace_back();
+          for (double v : x.to_vector<double>()) seen[static_cast<size_t>(step)].insert(v);
+          if (saved && rank.rank() == 0) saved->push_back(position.state_dict());
+          ++step;
+        }
+    });
+    return seen;
+  };
+  std::vector<StateDict> saved;
+  auto whole = steps(2, &saved, nullptr);
+  for (int ranks : {1, 2, 4}) {
+    auto rest = steps(ranks, nullptr, &saved[2]);
+    for (size_t k = 0; k < 3; ++k) CHECK(rest[k] == whole[k + 3]);  // full batches of the first epoch
+  }
+  data::DataLoader other(set, {.batch_size = 3});
+  distributed::SharedPosition position(other, distributed::Group());
+  TEXT(position.load_state_dict(saved[0]), "SharedPosition: the position is one of batches of 8 on 2 ranks, these have 3 on 1; give each rank 8 / 1");
 }
 
 // ---- DataParallel
