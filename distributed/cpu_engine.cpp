@@ -18,7 +18,7 @@ void copy_bytes(void* to, const void* from, int64_t bytes) {
 
 void perform(std::span<const Request> requests) {
   const Description& d = requests[0].what;
-  if (d.operation == Operation::barrier || d.x.shape.numel() == 0) return;
+  if (requests[0].compare_only || d.operation == Operation::barrier || d.x.shape.numel() == 0) return;
   auto size = static_cast<int64_t>(requests.size());
   std::vector<char*> x, out;
   for (auto& r : requests) {
@@ -74,6 +74,8 @@ class CpuRank final : public Transport {
     return *std::find_if(here.begin(), here.end(), [&](auto& end) { return end->rank() == me; });
   }
   void fail(const Failure& failure) override { engine_->fail(failure); }
+  void check() override { engine_->check(); }
+  std::vector<int> silent() override { return engine_->silent(); }
   void revive() override { engine_->revive(); }
 
  private:
@@ -170,14 +172,11 @@ void CpuEngine::finish(Round& round) {
   changed_.notify_all();
 }
 
-std::string CpuEngine::overdue(const Round& round) const {
+Failure CpuEngine::overdue(const Round& round, const std::string& why, std::vector<int> ranks) const {
   size_t some = static_cast<size_t>(std::find(round.arrived.begin(), round.arrived.end(), 1) - round.arrived.begin());
-  return text::cat(round.requests[some].what.operation, ": call ", round.sequence, " of this group of ", size(), " did not end within ", deadline(), " s: ");
-}
-
-Failure CpuEngine::silent(const Round& round, const std::string& why, std::vector<int> ranks) const {
-  size_t some = static_cast<size_t>(std::find(round.arrived.begin(), round.arrived.end(), 1) - round.arrived.begin());
-  return {.text = overdue(round) + why, .operation = str(round.requests[some].what.operation), .sequence = round.sequence, .ranks = std::move(ranks)};
+  std::string who = str(round.requests[some].what.operation);
+  return {.text = text::cat(who, ": call ", round.sequence, " of this group of ", size(), " did not end within ", deadline(), " s: ", why),
+          .operation = who, .sequence = round.sequence, .ranks = std::move(ranks)};
 }
 
 void CpuEngine::wait(const Round& round, Clock::time_point since) {
@@ -187,8 +186,8 @@ void CpuEngine::wait(const Round& round, Clock::time_point since) {
   if (!changed_.wait_until(guard, since + deadline_, over)) {
     std::vector<int> late;
     for (size_t i = 0; i < round.arrived.size(); ++i) if (!round.arrived[i]) late.push_back(ranks_here_[i]);
-    if (!late.empty()) fail_locked(silent(round, list_ranks(late) + (late.size() == 1 ? " has" : " have") + " not made it", late));
-    else if (!changed_.wait_for(guard, grace, over)) fail_locked(silent(round, "the engine does not answer", {}));
+    if (!late.empty()) fail_locked(overdue(round, list_ranks(late) + (late.size() == 1 ? " has" : " have") + " not made it", late));
+    else if (!changed_.wait_for(guard, grace, over)) fail_locked(overdue(round, "the engine does not answer", {}));
   }
   if (!round.done) failure_->raise();
 }

@@ -37,6 +37,9 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void wait(const Round& round, Clock::time_point since);
   bool done(const Round& round);
   void fail(const Failure& failure);
+  // Throws what stopped the group, if anything has.
+  void check();
+  virtual std::vector<int> silent() { return {}; }
   virtual void revive();
   std::shared_ptr<CpuEngine> part(size_t local, const std::vector<int>& ranks, int color);
 
@@ -46,11 +49,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   virtual std::shared_ptr<CpuEngine> make_part(const std::vector<int>& ranks, int64_t sequence, int color);
   virtual void failed() {}  // once, under the lock
   void finish(Round& round);
-  // Throws what stopped the group, if anything has.
-  void check();
-  // "all_reduce: call 3 of this group of 4 did not end within 5 s: "
-  std::string overdue(const Round& round) const;
-  Failure silent(const Round& round, const std::string& why, std::vector<int> ranks) const;
+  // "all_reduce: call 3 of this group of 4 did not end within 5 s: <why>"
+  Failure overdue(const Round& round, const std::string& why, std::vector<int> ranks) const;
 
   const std::vector<int> process_of_;
   const int here_;
@@ -79,9 +79,6 @@ std::vector<std::shared_ptr<Transport>> ends(const std::shared_ptr<CpuEngine>& e
 uint64_t fingerprint(const Description& d);
 // The failure of ranks that made different calls; texts[r] is rank r's.
 Failure disagreement(int64_t sequence, const std::vector<std::string>& texts);
-// "rank 3", "ranks 0 to 4, 7"
-std::string list_ranks(const std::vector<int>& ranks);
-
 inline int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<int64_t>(size_of(t.dtype())); }
 
 }  // namespace halftone::distributed

@@ -80,6 +80,7 @@ class Held final : public Transport {
   std::shared_ptr<Transport> part(const std::vector<int>&, int) override { refuse("split"); }
   std::vector<std::shared_ptr<Transport>> local() override { return ranks_; }
   void fail(const Failure& failure) override { ranks_[0]->fail(failure); }
+  void check() override { ranks_[0]->check(); }
   void revive() override { for (auto& r : ranks_) r->revive(); }
 
  private:
@@ -103,6 +104,7 @@ class Lone final : public Transport {
   }
   std::shared_ptr<Transport> part(const std::vector<int>&, int) override { return std::make_shared<Lone>(device_, deadline_); }
   void fail(const Failure&) override {}
+  void check() override {}
   Transport& control() override { return *control_; }
 
  private:
@@ -372,7 +374,9 @@ Group init(const InitOptions& options) {
              "; a GPU serves one rank of a group. Start fewer processes, or take .device = DeviceType::cpu");
     for (int i = 0; i < each; ++i) mine[static_cast<size_t>(i)] = {type, first + i};
   }
-  return Group(held_together(on_devices(std::move(ends), mine)));
+  Group group(held_together(on_devices(std::move(ends), mine)));
+  if (each == 1) group.barrier();  // the engine of GPUs meets now
+  return group;
 }
 
 }  // namespace halftone::distributed

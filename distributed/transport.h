@@ -17,7 +17,8 @@ HT_API std::string str(const Description& d);  // "all_reduce(sum) of [2, 3] (f3
 
 struct Request {
   Description what;
-  Tensor x, out;  // out: all_gather, reduce_scatter
+  Tensor x, out;          // out: all_gather, reduce_scatter
+  bool compare_only = false;  // the data go another way
 };
 
 // Why a group can go no further. Each rank throws an error of its own, made from it.
@@ -54,12 +55,19 @@ class HT_API Transport : public std::enable_shared_from_this<Transport> {
   virtual std::vector<std::shared_ptr<Transport>> local() { return {shared_from_this()}; }
   // Ranks that wait, and all later calls, throw it.
   virtual void fail(const Failure& failure) = 0;
+  // Throws what stopped the group, if anything has.
+  virtual void check() = 0;
+  // Ranks of other processes that have not been heard of for too long.
+  virtual std::vector<int> silent() { return {}; }
   // All ranks of a failed group are in this process and none is at work: it may begin anew.
   virtual void revive() {}
 
   std::map<int, std::function<void(const Issued&)>> on_issue;  // of this rank, on its own thread
   int64_t issued = 0;
 };
+
+// "rank 3", "ranks 0 to 4, 7"
+HT_API std::string list_ranks(const std::vector<int>& ranks);
 
 // A group of CPU ranks that are threads of this process, one end for each.
 std::vector<std::shared_ptr<Transport>> cpu_threads(int n, double deadline);
