@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "halftone/core/capture.h"
+#include "halftone/core/shadow.h"
 #include "halftone/ops/ops.h"
 
 namespace halftone::distributed {
@@ -89,14 +90,27 @@ struct ShardedState::Shards {
     std::vector<Pending> all;
     for (auto& s : shelves) all.push_back(group.broadcast(s.flat, s.owner));
     for (auto& p : all) p.wait();
-    std::vector<std::weak_ptr<Storage>> written;
+    Tensors received;
     for (auto& s : shelves)
-      if (s.owner != group.rank()) for (auto& t : s.places) written.push_back(t.storage());
-    auto note = [written] {
-      for (auto& weak : written) if (auto s = weak.lock()) s->bump_version();
-    };
-    note();
-    if (CaptureLog* log = thread_state().capture) log->effects.push_back(note);  // no kernel of ours writes them
+      if (s.owner != group.rank()) for (auto& t : s.places) received.push_back(t);
+    CaptureLog* log = thread_state().capture;
+    static const OpDef op{.name = "broadcast"};
+    if (log) log->launched(Call{.op = &op, .in = {}, .attrs = {}, .out = {}}, received);
+    for (auto& t : received) note_received(t);
+  }
+
+  // The 16-bit copy that autocast reads follows, as it does where an optimizer updates both.
+  static void note_received(const Tensor& t) {
+    uint64_t before = t.version();
+    t.bump_version();
+    if (!t.storage()->has_shadows()) return;
+    Shadows& shadows = t.storage()->shadows();
+    std::lock_guard guard(shadows.lock);
+    Shadows::Shadow* s = shadows.find(shadows.in_use);
+    if (!s || s->version != before) return;
+    s->await();
+    call_into(halftone::op::cast, {t}, Attrs::of(s->dtype), s->copy);
+    s->wrote(t.version());
   }
 };
 
