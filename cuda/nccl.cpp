@@ -5,9 +5,9 @@
 // communicator, whose kernels then end. It only asks, and no call of it waits for a device.
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -48,14 +48,15 @@ class Communicator {
   ~Communicator();
   Communicator(const Communicator&) = delete;
 
-  // Queues `calls` on the communication stream, between the caller's stream and `end`.
+  // Queues the call on the communication stream, between what the caller's stream has queued and `end`.
   void queue(const Request& r, int64_t sequence, const std::shared_ptr<Event>& end);
+  // Waits for the host's part of a call, which NCCL does on a thread of its own.
   void settle(const char* what, Clock::time_point until);
   // Throws what stopped it.
   void check();
   void stop(const Failure& failure);
-  // The watchdog's look. `others`: throws when another rank has failed.
-  std::optional<Failure> look(Transport& control);
+  // The watchdog's look. `here`: all communicators of this process, of other groups, too.
+  void look(Transport& control, const std::vector<std::shared_ptr<Communicator>>& here);
 
  private:
   struct Running {
@@ -66,13 +67,14 @@ class Communicator {
   };
   void all_reduce(const Request& r);
   void reduce_scatter(const Request& r);
-  // Sends the p-th slice of `from` to rank p, and gets slices of the same kind into `to`.
   void nccl(ncclResult_t status, const char* what);
   cudaStream_t handle() const { return static_cast<cudaStream_t>(stream_.handle()); }
 
   Device device_;
   int rank_, size_;
+  ncclUniqueId id_;
   double deadline_;
+  std::atomic<int64_t> made_ = 0;  // calls
   Stream stream_;
   std::mutex lock_;  // of calls on comm_; none of them waits
   ncclComm_t comm_ = nullptr;
@@ -84,7 +86,7 @@ class Communicator {
 Clock::time_point after(double seconds) { return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)); }
 
 Communicator::Communicator(Device device, int rank, int size, const ncclUniqueId& id, double deadline)
-    : device_(device), rank_(rank), size_(size), deadline_(deadline), stream_(device.index) {
+    : device_(device), rank_(rank), size_(size), id_(id), deadline_(deadline), stream_(device.index) {
   DeviceGuard guard(device.index);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -114,7 +116,6 @@ void Communicator::nccl(ncclResult_t status, const char* what) {
   HT_CHECK(status == ncclSuccess || status == ncclInProgress, "nccl: ", what, ": ", ncclGetErrorString(status), ": ", ncclGetLastError(comm_));
 }
 
-// The host's part of a call, which NCCL does on a thread of its own.
 void Communicator::settle(const char* what, Clock::time_point until) {
   for (;;) {
     ncclResult_t state = ncclSuccess;
@@ -146,7 +147,7 @@ void Communicator::stop(const Failure& failure) {
   aborted_ = true;
 }
 
-std::optional<Failure> Communicator::look(Transport& control) {
+void Communicator::look(Transport& control, const std::vector<std::shared_ptr<Communicator>>& here) {
   std::optional<Failure> found;
   try {
     control.check();
@@ -157,7 +158,7 @@ std::optional<Failure> Communicator::look(Transport& control) {
   }
   if (!found) {
     std::lock_guard guard(lock_);
-    if (failure_ || !comm_) return {};
+    if (failure_ || !comm_) return;
     BoundDevice bound(device_.index);
     ncclResult_t state = ncclSuccess;
     ncclCommGetAsyncError(comm_, &state);
@@ -169,10 +170,13 @@ std::optional<Failure> Communicator::look(Transport& control) {
     }
     if (!running_.empty() && (!broken.empty() || Clock::now() > running_.front().until)) {
       auto& r = running_.front();
-      auto silent = control.silent();
-      std::string why = !broken.empty() ? text::cat("failed on ", device_, ": ", broken)
-                                        : text::cat("did not end within ", deadline_, " s on ", device_,
-                                                    silent.empty() ? "; not all ranks have made it" : "; not heard of: " + list_ranks(silent));
+      std::vector<int> silent = control.silent(), late;
+      for (auto& c : here) if (std::memcmp(&c->id_, &id_, sizeof id_) == 0 && c->made_ <= r.sequence) late.push_back(c->rank_);
+      std::sort(late.begin(), late.end());
+      std::string why = !broken.empty() ? text::cat("failed on ", device_, ": ", broken) : text::cat("did not end within ", deadline_, " s on ", device_);
+      if (!late.empty()) why += text::cat(": ", list_ranks(late), late.size() == 1 ? " has" : " have", " not made it");
+      if (!silent.empty()) why += text::cat(": ", list_ranks(silent), silent.size() == 1 ? " is" : " are", " not heard of");
+      silent.insert(silent.end(), late.begin(), late.end());
       found = Failure{.text = text::cat(r.what, ": call ", r.sequence, " of this group of ", size_, " ", why), .operation = r.what.substr(0, r.what.find_first_of("( ")),
                       .sequence = r.sequence, .ranks = silent};
     } else if (!broken.empty()) {
@@ -183,7 +187,6 @@ std::optional<Failure> Communicator::look(Transport& control) {
     control.fail(*found);
     stop(*found);
   }
-  return found;
 }
 
 void Communicator::queue(const Request& r, int64_t sequence, const std::shared_ptr<Event>& end) {
@@ -208,6 +211,7 @@ void Communicator::queue(const Request& r, int64_t sequence, const std::shared_p
     if (n > 0) settle(d.operation == Operation::broadcast ? "broadcast" : "collective", until);
     end->record(device_.index);
   }
+  made_ = sequence + 1;
   if (capturing) return;  // a replay has no deadline of its own, and its events cannot be asked
   for (auto& t : {r.x, r.out}) if (t.defined() && t.numel() > 0) record_stream(t, stream_);
   std::lock_guard guard(lock_);
@@ -323,11 +327,16 @@ class Watchdog {
         std::erase_if(watched_, [](auto& w) { return w.first.expired() || w.second.expired(); });
         all = watched_;
       }
+      std::vector<std::shared_ptr<Communicator>> here;
+      std::vector<std::shared_ptr<Transport>> controls;
       for (auto& [weak, weak_control] : all) {
-        auto control = weak_control.lock();
         auto c = weak.lock();
-        if (c && control) c->look(*control);
+        auto control = weak_control.lock();
+        if (!c || !control) continue;
+        here.push_back(std::move(c));
+        controls.push_back(std::move(control));
       }
+      for (size_t i = 0; i < here.size(); ++i) here[i]->look(*controls[i], here);
     }
   }
   std::mutex lock_;

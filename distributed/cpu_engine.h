@@ -40,6 +40,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   // Throws what stopped the group, if anything has.
   void check();
   virtual std::vector<int> silent() { return {}; }
+  virtual int64_t calls() const { return 0; }  // that this process's ranks have made, where other processes are told
   virtual void revive();
   std::shared_ptr<CpuEngine> part(size_t local, const std::vector<int>& ranks, int color);
 

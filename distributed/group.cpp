@@ -375,7 +375,7 @@ Group init(const InitOptions& options) {
     for (int i = 0; i < each; ++i) mine[static_cast<size_t>(i)] = {type, first + i};
   }
   Group group(held_together(on_devices(std::move(ends), mine)));
-  if (each == 1) group.barrier();  // the engine of GPUs meets now
+  if (each == 1 && type != DeviceType::cpu) group.barrier();  // the engine of GPUs meets now
   return group;
 }
 

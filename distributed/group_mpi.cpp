@@ -1,18 +1,12 @@
 // Groups of MPI processes on the CPU, each of one rank or several. A reduction is an all-to-all of slices, sums in rank
 // order by the process that owns the slice, and an all-gather of the results: the traffic of a ring, and the bits of one
 // process. Every MPI call is non-blocking and polled, so that a deadline holds whatever the other processes do.
-// A thread of the process exchanges heartbeats with the others; each group has a thread that does its calls in order.
-#include <mpi.h>
-
+// Each group has a thread that does its calls in order.
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <list>
-#include <thread>
 
-#include "halftone/distributed/cpu_engine.h"
+#include "halftone/distributed/processes_mpi.h"
 #include "halftone/distributed/reduce.h"
 
 namespace halftone {
@@ -21,18 +15,6 @@ void register_mpi();
 
 namespace halftone::distributed {
 namespace {
-
-class MpiEngine;
-
-std::string mpi_text(int code) {
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return {text, static_cast<size_t>(length)};
-}
-void check_mpi(int code, const char* what) {
-  HT_CHECK(code == MPI_SUCCESS, "distributed: MPI: ", what, ": ", mpi_text(code));
-}
 
 // What an interrupted call may still write to: kept for the rest of the process.
 void abandon(std::shared_ptr<void> p) {
@@ -53,73 +35,6 @@ struct Buffer {
     }
     return data.get();
   }
-};
-
-// This process among those of the launcher. Made once; MPI ends with the program.
-class Processes {
- public:
-  static Processes& get(double deadline);
-
-  int rank = 0, size = 1;
-  Engines::Place place{0, 1};
-  MPI_Comm world = MPI_COMM_NULL;
-  bool multiple = false;  // threads may call MPI at once
-
-  // Held around a call of MPI; excludes others only where MPI wants that.
-  std::unique_lock<std::mutex> call() { return multiple ? std::unique_lock<std::mutex>() : std::unique_lock(calls_); }
-
-  void enter(uint64_t id, const std::shared_ptr<MpiEngine>& engine);
-  void leave(uint64_t id);
-  void tell_failure(uint64_t id, const Failure& failure);
-  bool ended() const { return ended_; }
-
-  struct Seen { double silence; bool left; int64_t calls; };
-  // What is known of a process and of how many calls of a group it has made.
-  Seen seen(int process, uint64_t id);
-
- private:
-  static constexpr int max_groups = 24;
-  struct Message {
-    int32_t process, left, failed, groups;
-    uint64_t id[max_groups];   // failed: id[0] is the group
-    int64_t calls[max_groups];
-    char text[512];
-  };
-  struct Letter {
-    Message message;
-    int to;
-    MPI_Request request = MPI_REQUEST_NULL;
-  };
-
-  explicit Processes(double deadline);
-  void start();
-  void serve();
-  void beat(bool last);
-  void receive();
-  void take(const Message& m);
-  void send(const Message& m, int to);
-  bool may_end();
-  void end();
-
-  double deadline_;
-  Clock::duration interval_;
-  bool ours_ = false;  // we started MPI, so we end it
-  std::atomic<bool> broken_ = false, ended_ = false, leaving_ = false;
-  std::mutex calls_, lock_;
-  std::condition_variable changed_;
-  bool started_ = false;
-  bool said_ = false;  // to the others, that this process is at its end
-  std::string refused_;
-  std::thread thread_;
-  Message incoming_{};
-  MPI_Request receiving_ = MPI_REQUEST_NULL;
-  std::list<Letter> outgoing_;            // this thread's alone
-  std::vector<std::pair<uint64_t, Failure>> failures_;  // to be told; the rest is under lock_, too
-  std::vector<Clock::time_point> heard_;
-  std::vector<char> left_;
-  std::vector<std::map<uint64_t, int64_t>> calls_of_;
-  std::map<uint64_t, std::weak_ptr<MpiEngine>> engines_;
-  std::map<uint64_t, Failure> early_;     // of groups that this process has not made yet
 };
 
 class MpiEngine final : public CpuEngine {
@@ -148,12 +63,12 @@ class MpiEngine final : public CpuEngine {
     MPI_Comm_free(&comm_);
   }
   void launch() {
-    processes_.enter(id_, std::static_pointer_cast<MpiEngine>(shared_from_this()));
+    processes_.enter(id_, shared_from_this());
     thread_ = std::thread([tasks = tasks_] { serve(*tasks); });
   }
   void revive() override {}  // other processes do not know
   std::vector<int> silent() override;
-  int64_t calls() const { return calls_; }
+  int64_t calls() const override { return calls_; }
 
  protected:
   void start(const std::shared_ptr<Round>& round) override {
@@ -211,234 +126,6 @@ class MpiEngine final : public CpuEngine {
   Buffer send_, receive_;
   std::thread thread_;
 };
-
-// ---- the launcher's processes
-
-Processes& Processes::get(double deadline) {
-  static auto* processes = new Processes(deadline);  // never destroyed: its thread runs to the end
-  return *processes;
-}
-
-Processes::Processes(double deadline) : deadline_(deadline) {
-  auto seconds = [](double s) { return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s)); };
-  interval_ = seconds(std::clamp(deadline / 20, 0.02, 1.0));
-  thread_ = std::thread([this] { serve(); });
-  std::unique_lock guard(lock_);
-  if (!changed_.wait_for(guard, seconds(deadline), [&] { return started_ || !refused_.empty(); })) {
-    thread_.detach();
-    broken_ = ended_ = true;
-    throw CommunicationError(text::cat("init: the processes of this launcher did not meet within ", deadline, " s"), "init", 0, {});
-  }
-  if (!refused_.empty()) {
-    thread_.join();
-    throw Error(refused_);
-  }
-  std::atexit([] { get(0).end(); });
-}
-
-void Processes::start() {
-  int initialised = 0, level = 0;
-  MPI_Initialized(&initialised);
-  if (initialised) check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
-  else check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-  ours_ = !initialised;
-  HT_CHECK(level >= MPI_THREAD_SERIALIZED, "init: this MPI lets only one thread call it (MPI_THREAD_", level == MPI_THREAD_SINGLE ? "SINGLE" : "FUNNELED",
-           "), and groups need MPI_THREAD_SERIALIZED or more; ", ours_ ? "use an MPI that was built with threads" : "ask MPI_Init_thread for MPI_THREAD_MULTIPLE");
-  multiple = level == MPI_THREAD_MULTIPLE;
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-  MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
-  if (ours_) MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(world, &rank);
-  MPI_Comm_size(world, &size);
-  MPI_Comm machine = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine), "MPI_Comm_split_type");
-  MPI_Comm_rank(machine, &place.index);
-  MPI_Comm_size(machine, &place.count);
-  MPI_Comm_free(&machine);
-  if (!ours_) {  // stop when the program ends MPI
-    int key = 0;
-    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, [](MPI_Comm, int, void*, void*) { get(0).end(); return MPI_SUCCESS; }, &key, nullptr);
-    MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
-  }
-  auto n = static_cast<size_t>(size);
-  heard_.assign(n, Clock::now());
-  left_.assign(n, 0);
-  calls_of_.resize(n);
-}
-
-void Processes::serve() {
-  try {
-    start();
-  } catch (const std::exception& e) {
-    std::lock_guard guard(lock_);
-    refused_ = e.what();
-    changed_.notify_all();
-    return;
-  }
-  {
-    std::lock_guard guard(lock_);
-    started_ = true;
-  }
-  changed_.notify_all();
-  receive();
-  Clock::time_point next = Clock::now();
-  for (;;) {
-    int arrived = 0;
-    do {
-      {
-        auto held = call();
-        if (MPI_Test(&receiving_, &arrived, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
-      }
-      if (!arrived) break;
-      take(incoming_);
-      receive();
-    } while (true);
-    std::vector<std::pair<uint64_t, Failure>> failures;
-    {
-      std::lock_guard guard(lock_);
-      failures.swap(failures_);
-    }
-    for (auto& [id, failure] : failures) {
-      Message m{};
-      m.process = rank;
-      m.failed = 1;
-      m.id[0] = id;
-      m.calls[0] = failure.sequence;
-      std::string text = failure.operation + '\n' + failure.text;
-      std::strncpy(m.text, text.c_str(), sizeof m.text - 1);
-      for (int p = 0; p < size; ++p) send(m, p);
-    }
-    bool last = leaving_ && !said_;
-    if (last || Clock::now() >= next) {
-      beat(last);
-      said_ = last || said_;
-      next = Clock::now() + interval_;
-    }
-    outgoing_.remove_if([&](Letter& l) {
-      int sent = 0;
-      auto held = call();
-      return MPI_Test(&l.request, &sent, MPI_STATUS_IGNORE) == MPI_SUCCESS && sent;
-    });
-    std::unique_lock guard(lock_);
-    if (said_ && may_end()) break;
-    changed_.wait_for(guard, std::min<Clock::duration>(interval_, std::chrono::milliseconds(10)), [&] { return !failures_.empty(); });
-  }
-  if (!broken_) {
-    auto held = call();
-    MPI_Cancel(&receiving_);
-    MPI_Wait(&receiving_, MPI_STATUS_IGNORE);
-    for (auto& l : outgoing_) MPI_Wait(&l.request, MPI_STATUS_IGNORE);
-    if (ours_) MPI_Finalize();
-  }
-  ended_ = true;
-}
-
-void Processes::receive() {
-  auto held = call();
-  MPI_Irecv(&incoming_, sizeof incoming_, MPI_BYTE, MPI_ANY_SOURCE, 0, world, &receiving_);
-}
-
-void Processes::send(const Message& m, int to) {
-  if (to == rank) return;
-  auto& letter = outgoing_.emplace_back(Letter{m, to});
-  auto held = call();
-  if (MPI_Isend(&letter.message, sizeof m, MPI_BYTE, to, 0, world, &letter.request) != MPI_SUCCESS) letter.request = MPI_REQUEST_NULL;
-}
-
-void Processes::beat(bool last) {
-  Message m{};
-  m.process = rank;
-  m.left = last || said_;
-  {
-    std::vector<std::shared_ptr<MpiEngine>> keep;  // let go of without the lock: it may be the last handle
-    std::lock_guard guard(lock_);
-    for (auto& [id, weak] : engines_) {
-      auto engine = m.groups < max_groups ? weak.lock() : nullptr;
-      if (!engine) continue;
-      m.id[m.groups] = id;
-      m.calls[m.groups++] = engine->calls();
-      keep.push_back(std::move(engine));
-    }
-  }
-  std::vector<char> unsent(static_cast<size_t>(size));  // to whom a beat is under way still
-  for (auto& l : outgoing_) if (!l.message.failed) unsent[static_cast<size_t>(l.to)] = 1;
-  for (int p = 0; p < size; ++p) if (last || !unsent[static_cast<size_t>(p)]) send(m, p);
-}
-
-void Processes::take(const Message& m) {
-  auto from = static_cast<size_t>(m.process);
-  std::shared_ptr<MpiEngine> engine;
-  Failure failure;
-  {
-    std::lock_guard guard(lock_);
-    heard_[from] = Clock::now();
-    if (m.left) left_[from] = 1;
-    for (int i = 0; i < m.groups; ++i) calls_of_[from][m.id[i]] = m.calls[i];
-    if (!m.failed) return;
-    std::string text = m.text;
-    auto cut = text.find('\n');
-    failure = {.text = text.substr(cut + 1), .operation = text.substr(0, cut), .sequence = m.calls[0]};
-    if (auto found = engines_.find(m.id[0]); found != engines_.end()) engine = found->second.lock();
-    else early_[m.id[0]] = failure;
-    broken_ = true;
-  }
-  if (engine) engine->fail(failure);
-}
-
-void Processes::enter(uint64_t id, const std::shared_ptr<MpiEngine>& engine) {
-  Failure failure;
-  {
-    std::lock_guard guard(lock_);
-    engines_[id] = engine;
-    if (auto found = early_.find(id); found != early_.end()) failure = found->second;
-  }
-  if (!failure.text.empty()) engine->fail(failure);
-}
-void Processes::leave(uint64_t id) {
-  std::lock_guard guard(lock_);
-  engines_.erase(id);
-}
-void Processes::tell_failure(uint64_t id, const Failure& failure) {
-  {
-    std::lock_guard guard(lock_);
-    if (!broken_) failures_.emplace_back(id, failure);
-    broken_ = true;
-  }
-  changed_.notify_all();
-}
-
-Processes::Seen Processes::seen(int process, uint64_t id) {
-  std::lock_guard guard(lock_);
-  auto p = static_cast<size_t>(process);
-  auto found = calls_of_[p].find(id);
-  return {std::chrono::duration<double>(Clock::now() - heard_[p]).count(), left_[p] != 0, found == calls_of_[p].end() ? 0 : found->second};
-}
-
-// Under the lock: everybody is at the end, or somebody will not come.
-bool Processes::may_end() {
-  if (broken_) return failures_.empty() && outgoing_.empty();
-  bool all = true;
-  for (int p = 0; p < size; ++p) {
-    auto i = static_cast<size_t>(p);
-    if (p == rank || left_[i]) continue;
-    all = false;
-    if (Clock::now() - heard_[i] > std::chrono::duration<double>(deadline_)) broken_ = true;
-  }
-  return all || broken_;
-}
-
-// With the program, or when it ends MPI. A broken group is not waited for: its launcher sees to the rest.
-void Processes::end() {
-  leaving_ = true;
-  changed_.notify_all();
-  if (!thread_.joinable()) return;
-  auto until = Clock::now() + std::chrono::seconds(2);
-  while (!ended_ && !(broken_ && Clock::now() > until)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (ended_) thread_.join();
-  else thread_.detach();
-}
-
-// ---- one group
 
 void MpiEngine::serve(Tasks& tasks) {
   for (;;) {
@@ -771,5 +458,5 @@ std::vector<std::shared_ptr<Transport>> open(int each, double deadline) {
 void halftone::register_mpi() {
   auto& e = distributed::engines();
   e.mpi = distributed::open;
-  e.mpi_place = [] { return distributed::Processes::get(0).place; };
+  e.mpi_place = [] { return distributed::Processes::get(1).place; };
 }

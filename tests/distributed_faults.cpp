@@ -128,7 +128,6 @@ TEST_CASE("a process that is killed during a collective ends the others within t
     INFO(o.output);
     CHECK(times(o.output, ": in time: all_reduce: call ") == 2);
     CHECK(times(o.output, "rank 1 has not been heard of for ") == 2);
-    CHECK(o.status != 0);
     halftone::tests::count("rank_deaths");
   }
 }

@@ -49,7 +49,7 @@ const std::vector<Place> places = {
     {"nlohmann/.*", R"((io|examples|benchmarks)/.*\.cpp)"},
     {"zlib.h", R"((data|io)/.*\.cpp)"},
     {"png\\.h", R"(data/.*\.cpp)"},
-    {"mpi.h", R"(distributed/.*\.cpp)"},
+    {"mpi.h", R"(distributed/.*(\.cpp|_mpi\.h))"},
     {"CLI/.*", R"(examples/run\.h|(examples|benchmarks)/.*\.cpp)"},
     {"catch2/.*", R"(tests/catch\.h)"},
     {"math\\.h", R"(core/hd\.h)"},
