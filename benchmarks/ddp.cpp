@@ -35,7 +35,8 @@ struct Mode {
 class Trainer {
  public:
   Trainer(const Workload& w, const distributed::Group& rank, const Mode& mode, bool together, const Options& o)
-      : device_(rank.device()), mixed_{.dtype = dtype(mode.precision), .enabled = dtype(mode.precision).has_value()}, scaler_({.enabled = mode.precision == "fp16"}),
+      : device_(rank.device()), mixed_{.dtype = dtype(mode.precision), .enabled = dtype(mode.precision).has_value()},
+        scaler_({.enabled = mode.precision == "fp16"}),
         net_(w.network()) {
     manual_seed(0);
     net_->to(device_);
@@ -52,8 +53,9 @@ class Trainer {
     }
     if (!o.plans.empty() && !together) tune([&] { step(inputs_[0], targets_[0]); }, o.plans);
     run_ = [this](const Tensor& x, const Tensor& t) { return step(x, t); };
-    if (mode.captured)
-      run_ = [graph = std::make_shared<Captured<decltype(run_)>>(run_, CaptureOptions{})](const Tensor& x, const Tensor& t) { return (*graph)(x, t); };
+    if (!mode.captured) return;
+    auto graph = std::make_shared<Captured<decltype(run_)>>(run_, CaptureOptions{});
+    run_ = [graph](const Tensor& x, const Tensor& t) { return (*graph)(x, t); };
   }
 
   // Milliseconds a step, over `steps` of them between two waits for the device.
@@ -118,8 +120,9 @@ void bench(const Workload& w, const distributed::Group& rank, const Mode& mode, 
   if (rank.rank() > 0) return;
   std::printf("{\"case\": \"%s\", \"device\": \"%s\", \"precision\": \"%s\", \"how\": \"%s\", \"ranks\": %d, \"scaling\": \"%s\", \"plain_ms\": %.5f, \"ms\": %.5f, \"lo\": %.5f, "
               "\"hi\": %.5f, \"overhead_percent\": %.2f, \"examples_per_s\": %.1f, \"compress\": %s, \"sharded\": %s, \"loss\": %.4f}\n",
-              w.name, str(rank.device()).c_str(), mode.precision.c_str(), mode.captured ? "captured" : "eager", rank.size(), mode.strong ? "strong" : "weak", alone, ms,
-              times[1][times[1].size() / 10], times[1][times[1].size() * 9 / 10], 100 * (ms / alone - 1), static_cast<double>(examples) / ms * 1000, o.compress ? "true" : "false",
+              w.name, str(rank.device()).c_str(), mode.precision.c_str(), mode.captured ? "captured" : "eager", rank.size(),
+              mode.strong ? "strong" : "weak", alone, ms, times[1][times[1].size() / 10], times[1][times[1].size() * 9 / 10], 100 * (ms / alone - 1),
+              static_cast<double>(examples) / ms * 1000, o.compress ? "true" : "false",
               o.sharded ? "true" : "false", together.loss());
   std::fflush(stdout);
 }

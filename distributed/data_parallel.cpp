@@ -29,7 +29,8 @@ Tensor joint_end(const std::vector<Tensor>& ys, const std::vector<Tensor>& gradi
   Tensor end = zeros({});
   auto ctx = std::make_shared<Context>();
   ctx->save(gradients);
-  halftone::detail::attach_function({&end, 1}, ys, ctx, [](Context& c, std::span<const Tensor>) { return std::get<0>(c.saved<std::vector<Tensor>>()); }, FunctionCast::any, who);
+  auto backward = [](Context& c, std::span<const Tensor>) { return std::get<0>(c.saved<std::vector<Tensor>>()); };
+  halftone::detail::attach_function({&end, 1}, ys, ctx, backward, FunctionCast::any, who);
   return end;
 }
 
@@ -100,7 +101,8 @@ Replicas::Replicas(Module& master, std::vector<std::unique_ptr<Module>> replicas
   HT_CHECK(!devices_.empty(), who, ": expected at least one device");
   for (auto& d : devices_) backend(d.type);
   for (auto& [name, t] : master.state_dict())
-    HT_CHECK(t.device() == devices_[0], who, ": ", name, " is on ", t.device(), ", expected the first device, ", devices_[0], "; call net.to(", devices_[0], ") first");
+    HT_CHECK(t.device() == devices_[0], who, ": ", name, " is on ", t.device(), ", expected the first device, ", devices_[0], "; call net.to(",
+             devices_[0], ") first");
   for (size_t i = 1; i < replicas_.size(); ++i) replicas_[i]->to(devices_[i]);
   seen_.resize(replicas_.size());
   workers_ = std::make_unique<Workers>(replicas_.size());
@@ -115,7 +117,8 @@ void Replicas::refresh() {
   for (size_t i = 0; i < replicas_.size(); ++i) {
     std::vector<Tensor> to = tensors_of(*replicas_[i]);
     std::vector<Module*> copies = replicas_[i]->modules();
-    HT_CHECK(to.size() == from.size() && copies.size() == modules.size(), who, ": the model has other layers or tensors than when this was made; make another");
+    HT_CHECK(to.size() == from.size() && copies.size() == modules.size(), who,
+             ": the model has other layers or tensors than when this was made; make another");
     for (size_t k = 0; k < modules.size(); ++k)
       if (copies[k]->training() != modules[k]->training()) copies[k]->train(modules[k]->training());  // outermost first, so what is inside decides
     seen_[i].resize(from.size());
@@ -198,7 +201,8 @@ std::vector<Tensor> Replicas::run(const std::shared_ptr<Replicas>& self, const s
     NoGrad off;
     LayerScope plain(Layer::autocast, false);
     for (auto& part : call->outputs)
-      HT_CHECK(part.size() == call->outputs[0].size() && !part.empty(), who, ": expected as many tensors from each replica, got ", call->outputs[0].size(), " and ", part.size());
+      HT_CHECK(part.size() == call->outputs[0].size() && !part.empty(), who, ": expected as many tensors from each replica, got ",
+               call->outputs[0].size(), " and ", part.size());
     for (size_t k = 0; k < call->outputs[0].size(); ++k) {
       std::vector<Tensor> parts;
       for (auto& part : call->outputs) parts.push_back(part[k].detach().to(self->devices_[0]));

@@ -80,7 +80,7 @@ template <class M> class DataParallel {
 
   template <class... X> auto operator()(const X&... x) {
     using Y = std::decay_t<decltype(std::declval<M&>()(x...))>;
-    std::tuple<std::decay_t<X>...> arguments(x...);
+    std::tuple<std::conditional_t<std::derived_from<X, Tensor>, Tensor, std::decay_t<X>>...> arguments(x...);
     std::vector<std::optional<Y>> results(count_);
     auto forward = [&](size_t i, const std::vector<Tensor>& part) {
       auto own = arguments;

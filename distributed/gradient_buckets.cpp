@@ -53,13 +53,15 @@ std::vector<std::vector<int64_t>> gathered(const distributed::Group& group, cons
 
 GradientBuckets::GradientBuckets(Module& net, distributed::Group group, const DistributedDataParallelOptions& o)
     : net_(net), group_(std::move(group)), options_(o) {
-  HT_CHECK(o.bucket_mib > 0 && o.first_bucket_mib > 0, who, ": expected bucket_mib and first_bucket_mib above 0, got ", o.bucket_mib, " and ", o.first_bucket_mib);
+  HT_CHECK(o.bucket_mib > 0 && o.first_bucket_mib > 0, who, ": expected bucket_mib and first_bucket_mib above 0, got ", o.bucket_mib, " and ",
+           o.first_bucket_mib);
   HT_CHECK(!o.compress || is_16bit_dtype(*o.compress), who, ": expected compress = f16 or bf16, got ", *o.compress);
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   std::vector<std::string> descriptions;
   auto describe = [&](const char* kind, const std::string& name, const Tensor& t) {
-    HT_CHECK(t.device() == group_.device(), who, ": ", kind, " ", name, " is on ", t.device(), ", the group on ", group_.device(), "; call net.to(group.device()) first");
+    HT_CHECK(t.device() == group_.device(), who, ": ", kind, " ", name, " is on ", t.device(), ", the group on ", group_.device(),
+             "; call net.to(group.device()) first");
     descriptions.push_back(text::cat(kind, " ", name, " ", t.meta(), t.requires_grad() || kind[0] == 'b' ? "" : " frozen"));
   };
   for (auto& [name, p] : net.named_parameters()) {
@@ -108,7 +110,8 @@ void GradientBuckets::compare(const std::vector<std::string>& descriptions) cons
         std::string text(lines[r].begin(), lines[r].end());
         return text.substr(0, text.find('\0'));
       };
-      throw distributed::MismatchError(text::cat(who, ": the ranks' models differ, at tensor ", i, ": rank 0 has ", text_of(0), ", rank ", rank, " has ", text_of(rank),
+      throw distributed::MismatchError(text::cat(who, ": the ranks' models differ, at tensor ", i, ": rank 0 has ", text_of(0), ", rank ", rank,
+                                                 " has ", text_of(rank),
                                                  "; build the same model on every rank"));
     }
 }
@@ -216,9 +219,11 @@ void GradientBuckets::arrived(size_t i) {
   if (!reduces_) return;
   if (run_.expired()) begin();
   Entry& e = entries_[i];
-  HT_CHECK(e.reachable, who, ": parameter ", e.name, " has a gradient, and the model's outputs since the last backward do not depend on it; with unused_parameters = true, "
+  HT_CHECK(e.reachable, who, ": parameter ", e.name,
+           " has a gradient, and the model's outputs since the last backward do not depend on it; with unused_parameters = true, "
            "a loss may read parameters only through the model's outputs");
-  HT_CHECK(!e.here, who, ": parameter ", e.name, " got a gradient twice in one backward; a hook that starts a backward of its own may not reach the model's parameters");
+  HT_CHECK(!e.here, who, ": parameter ", e.name,
+           " got a gradient twice in one backward; a hook that starts a backward of its own may not reach the model's parameters");
   take(e);
   issue_complete();
 }
@@ -242,10 +247,12 @@ void GradientBuckets::take(Entry& e) {
   e.absent = !g.defined();
   if (e.absent) e.gradient.zero_();
   else {
-    HT_CHECK(!g.requires_grad(), who, ": the gradient of parameter ", e.name, " has a graph: backward ran with create_graph, which cannot be reduced; "
+    HT_CHECK(!g.requires_grad(), who, ": the gradient of parameter ", e.name,
+             " has a graph: backward ran with create_graph, which cannot be reduced; "
              "take inner derivatives with grad(), and call backward() once, without create_graph");
     if (g.storage() != e.gradient.storage()) {  // somebody has set another buffer
-      HT_CHECK(g.dtype() == e.gradient.dtype() && g.device() == e.gradient.device(), who, ": parameter ", e.name, " was moved or converted since this was made; make another");
+      HT_CHECK(g.dtype() == e.gradient.dtype() && g.device() == e.gradient.device(), who, ": parameter ", e.name,
+               " was moved or converted since this was made; make another");
       uint64_t stamp = grad_stamp(e.parameter);
       e.gradient.copy_(g);
       e.parameter.set_grad(e.gradient);
@@ -323,7 +330,8 @@ void GradientBuckets::end() {
 void GradientBuckets::settle_absent() {
   auto absent = std::find_if(entries_.begin(), entries_.end(), [](auto& e) { return e.absent; });
   if (absent == entries_.end()) return;
-  HT_CHECK(options_.unused_parameters, who, ": parameter ", absent->name, " ", absent->parameter.meta(), " got no gradient in this backward; if a loss may leave out "
+  HT_CHECK(options_.unused_parameters, who, ": parameter ", absent->name, " ", absent->parameter.meta(),
+           " got no gradient in this backward; if a loss may leave out "
            "parameters, pass {.unused_parameters = true}; freeze what is never trained by requires_grad_(false) before");
   bool captured = thread_state().capture != nullptr;  // where the host cannot look, what the last eager step saw holds
   if (!captured) {

@@ -29,11 +29,13 @@ StateDict position_of_all(const StateDict& own, int ranks) {
 // Every ranks-th example of a common order is a rank's, so that batch k of all ranks together is the same part of it for any number
 // of them. Shares are equally large, for which some examples come twice or are left out: fewer than there are ranks.
 StateDict position_of_one(const StateDict& saved, const StateDict& own, int ranks) {
-  int64_t batch = read(saved, "batch_size"), examples = read(saved, "examples"), own_batch = read(own, "batch_size"), own_examples = read(own, "examples");
-  HT_CHECK(batch == own_batch * ranks, "SharedPosition: the position is one of batches of ", batch, " on ", read(saved, "ranks"), " ranks, these have ", own_batch, " on ", ranks,
+  int64_t batch = read(saved, "batch_size"), examples = read(saved, "examples");
+  int64_t own_batch = read(own, "batch_size"), own_examples = read(own, "examples");
+  HT_CHECK(batch == own_batch * ranks, "SharedPosition: the position is one of batches of ", batch, " on ", read(saved, "ranks"),
+           " ranks, these have ", own_batch, " on ", ranks,
            "; give each rank ", batch, " / ", ranks);
-  HT_CHECK(std::abs(examples - own_examples * ranks) < std::max<int64_t>(read(saved, "ranks"), ranks), "SharedPosition: the position is one among ", examples,
-           " examples, the ranks' loaders have ", own_examples * ranks);
+  HT_CHECK(std::abs(examples - own_examples * ranks) < std::max<int64_t>(read(saved, "ranks"), ranks),
+           "SharedPosition: the position is one among ", examples, " examples, the ranks' loaders have ", own_examples * ranks);
   return with_sizes(saved, own_batch, own_examples);
 }
 

@@ -10,7 +10,9 @@ namespace {
 DType wide(DType t) { return t == DType::f64 ? t : DType::f32; }
 
 // x in f32 as [n, c, inner], and a vector of channels that broadcasts against it.
-Tensor planes(const Tensor& x) { return x.to(wide(x.dtype())).reshape({x.size(0), x.size(1), x.numel() / std::max<int64_t>(x.size(0) * x.size(1), 1)}); }
+Tensor planes(const Tensor& x) {
+  return x.to(wide(x.dtype())).reshape({x.size(0), x.size(1), x.numel() / std::max<int64_t>(x.size(0) * x.size(1), 1)});
+}
 Tensor channels(const Tensor& v) { return v.reshape({1, v.numel(), 1}); }
 
 struct Statistics { Tensor mean, var, count; };  // [c], [c], []
@@ -74,8 +76,8 @@ struct SyncNorm : Function<SyncNorm> {
 
 }  // namespace
 
-Tensor sync_batch_norm(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& o,
-                       const distributed::Group& group) {
+Tensor sync_batch_norm(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& running_mean, const Tensor& running_var,
+                       const BatchNormOptions& o, const distributed::Group& group) {
   HT_CHECK(x.rank() >= 2 && is_floating(x.dtype()), "SyncBatchNorm: expected x [n, channels, ...] of a floating dtype, got ", x.meta());
   HT_CHECK(x.device() == group.device(), "SyncBatchNorm: x is on ", x.device(), ", the group on ", group.device());
   HT_CHECK(w.defined() == b.defined(), "SyncBatchNorm: expected a weight and a bias, or neither");
@@ -92,7 +94,8 @@ BatchNormFunction over(const distributed::Group& group) {
 }
 }  // namespace
 
-SyncBatchNorm::SyncBatchNorm(Size channels, const distributed::Group& group, BatchNormLayerOptions o) : BatchNorm("SyncBatchNorm", channels, 2, 5, o) {
+SyncBatchNorm::SyncBatchNorm(Size channels, const distributed::Group& group, BatchNormLayerOptions o)
+    : BatchNorm("SyncBatchNorm", channels, 2, 5, o) {
   train_with(over(group));
 }
 

@@ -21,7 +21,8 @@ distributed::Group group_for(const Options& o) {
   DeviceType type = device(o.device).type;
   if (o.threads == 0) return distributed::init({.devices_per_process = static_cast<int>(o.per_process), .device = type, .deadline = o.deadline});
   std::vector<Device> all = devices(type), used;
-  HT_CHECK(type == DeviceType::cpu || o.threads <= static_cast<int64_t>(all.size()), "--threads: there are ", all.size(), " GPUs; each serves one rank");
+  HT_CHECK(type == DeviceType::cpu || o.threads <= static_cast<int64_t>(all.size()), "--threads: there are ", all.size(),
+           " GPUs; each serves one rank");
   for (int64_t i = 0; i < o.threads; ++i) used.push_back(type == DeviceType::cpu ? Device::cpu() : all[static_cast<size_t>(i)]);
   return distributed::threads(used, o.deadline);
 }
@@ -47,7 +48,8 @@ void train(const Options& o, distributed::Group& rank, const data::TensorDataset
   amp::GradScaler scaler = o.scaler();
   data::DataLoader loader(train_set, {.batch_size = o.batch / rank.size(), .workers = 1, .drop_last = true, .seed = o.seed, .device = rank.device(),
                                       .sampler = data::DistributedSampler(train_set.size(), rank.rank(), rank.size(), {.drop_last = true})});
-  data::DataLoader test_loader(test_set, {.batch_size = 500, .device = rank.device(), .sampler = data::DistributedSampler(test_set.size(), rank.rank(), rank.size(), {.shuffle = false})});
+  data::DataLoader test_loader(test_set, {.batch_size = 500, .device = rank.device(),
+                                          .sampler = data::DistributedSampler(test_set.size(), rank.rank(), rank.size(), {.shuffle = false})});
 
   // Rank 0 saves, and every rank goes on from what it finds: also another number of ranks.
   distributed::SharedPosition position(loader, rank);
@@ -106,8 +108,8 @@ int main(int argc, char** argv) try {
   CLI::App app("Trains a network on Fashion-MNIST on several ranks, and writes to OUT: distributed.safetensors, metrics.json and checkpoints.");
   o.add_data(app);
   o.add_to(app);
-  app.add_option("--threads", o.threads, "ranks that are threads of this process; 0: the processes that mpirun or srun started")->check(CLI::NonNegativeNumber);
-  app.add_option("--per-process", o.per_process, "ranks of each process that mpirun or srun started")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--threads", o.threads, "ranks that are threads of this process; 0: the launcher's processes")->check(CLI::NonNegativeNumber);
+  app.add_option("--per-process", o.per_process, "ranks of each process of the launcher")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--epochs", o.epochs, "times through the training set")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--batch", o.batch, "examples a step, of all ranks together")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();

@@ -26,7 +26,8 @@ class HT_API BatchNorm : public Module {
   }
   // relu(forward(x) + z) in one operator, as residual blocks end; z is like x.
   Tensor add_relu(const Tensor& x, const Tensor& z) {
-    return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); }, [&z](const Tensor& y) { return relu(y + z); });
+    return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); },
+               [&z](const Tensor& y) { return relu(y + z); });
   }
   bool keeps_f32() const override { return true; }
   // From now on `f` computes in training; an empty one gives that back to batch_norm. Clones have it, too.

@@ -29,8 +29,8 @@ double largest_difference(const Values& a, const Values& b) {
 nn::Sequential network(bool images) {
   manual_seed(11);
   if (!images) return nn::Sequential{nn::Linear(64, 256), nn::ReLU(), nn::Linear(256, 128), nn::ReLU(), nn::Linear(128, 16)};
-  return nn::Sequential{nn::Conv2d(8, 32, 3, {.padding = 1}), nn::BatchNorm2d(32), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(32, 32, 3), nn::ReLU(), nn::Flatten(),
-                        nn::Linear(32 * 36, 16)};
+  return nn::Sequential{nn::Conv2d(8, 32, 3, {.padding = 1}), nn::BatchNorm2d(32), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(32, 32, 3), nn::ReLU(),
+                        nn::Flatten(), nn::Linear(32 * 36, 16)};
 }
 Shape batch(bool images, int64_t n) { return images ? Shape{n, 8, 16, 16} : Shape{n, 64}; }
 

@@ -103,7 +103,9 @@ Task whole_numbers(Task t) {
 }
 Tensor whole_loss(const Tensor& y) { return (y * y.detach()).mean(); }
 
-std::pair<int64_t, int64_t> share(const distributed::Group& g, int64_t rows) { return {rows * g.rank() / g.size(), rows * (g.rank() + 1) / g.size()}; }
+std::pair<int64_t, int64_t> share(const distributed::Group& g, int64_t rows) {
+  return {rows * g.rank() / g.size(), rows * (g.rank() + 1) / g.size()};
+}
 
 // One process: the gradients of the shards, added in order, divided by their number when the mean is wanted.
 Values shards_in_order(Task& t, int n, bool mean) {
@@ -141,7 +143,8 @@ TEST_CASE("gradients are those of the shards, added in order of rank") {
       for (auto& p : t.net.parameters()) places.insert(p.grad().storage().get());
       t.net.zero_grad();
       t.loss(ddp(t.x.slice(0, from, to)), from, to).backward();
-      for (auto& p : t.net.parameters()) found.expect(places.contains(p.grad().storage().get()) && p.grad().storage()->carved(), "gradients stay in their buckets");
+      for (auto& p : t.net.parameters()) found.expect(places.contains(p.grad().storage().get()) && p.grad().storage()->carved(),
+          "gradients stay in their buckets");
       found.expect(gradients(t.net) == shards_in_order(reference, rank.size(), true), "gradients are the shards' again");
     }
   });
@@ -222,7 +225,8 @@ TEST_CASE("the first bucket is on its way before backward's last nodes run") {
       auto node = std::find(log.begin(), log.end(), "node");
       // third and second lie above the mark, first below it.
       auto before = std::count(log.begin(), node, "all_reduce"), after = std::count(node, log.end(), "all_reduce");
-      found.expect(before == (compress ? 7 : 4) && after == (compress ? 5 : 2), text::cat("all_reduces before the mark: ", before, ", after it: ", after));
+      found.expect(before == (compress ? 7 : 4) && after == (compress ? 5 : 2),
+                   text::cat("all_reduces before the mark: ", before, ", after it: ", after));
       events = nullptr;
     }
   });
@@ -287,7 +291,8 @@ TEST_CASE("parameters that some ranks or all of them leave out") {
       Tensor right = reference.right.weight.grad() / rank.size();
       found.expect(!net.never.weight.grad().defined(), "what no rank uses has no gradient");
       found.expect(net.right.weight.grad().defined() == (i != 1), "what one rank uses has a gradient on all");
-      if (i != 1) found.expect(net.right.weight.grad().to_vector<double>() == right.to_vector<double>(), "the mean, with 0 for those who did not use it");
+      if (i != 1) found.expect(net.right.weight.grad().to_vector<double>() == right.to_vector<double>(),
+          "the mean, with 0 for those who did not use it");
     }
     net.zero_grad();
     Tensor y = (*ddp)(x, true), z = (*ddp)(x, false);  // one backward of two forwards
@@ -330,7 +335,8 @@ TEST_CASE("gradients of 40000 and of 1e-7 survive 16 bits on their way") {
         Tensor all = rand({rank.size(), 600}) * size + size;  // each from size to twice that
         ddp(all[rank.rank()]).backward();
         double apart = largest_difference({net.w.grad().to_vector<double>()}, {all.mean(0).to_vector<double>()});
-        if (size > 0) found.expect(apart < (compress == DType::f16 ? 0x1p-10 : 0x1p-7), text::cat("of size ", size, ", ", compress, " on the way: ", apart));
+        if (size > 0) found.expect(apart < (compress == DType::f16 ? 0x1p-10 : 0x1p-7),
+                                    text::cat("of size ", size, ", ", compress, " on the way: ", apart));
         else found.expect(amax(abs(net.w.grad())).item() == 0, "zeros stay zeros");
       }
     Weight net;
@@ -389,7 +395,8 @@ TEST_CASE("sharded states take the plain optimizer's steps") {
       StateDict joined = shards.state_dict();
       if (rank.rank() == 0) {
         found.expect(joined.size() == whole.size(), text::cat("all states at rank 0: ", joined.size(), " of ", whole.size()));
-        for (auto& [name, v] : whole) found.expect(joined.at(name).to_vector<double>() == v.to_vector<double>() && joined.at(name).dtype() == v.dtype(), name);
+        for (auto& [name, v] : whole)
+          found.expect(joined.at(name).to_vector<double>() == v.to_vector<double>() && joined.at(name).dtype() == v.dtype(), name);
       }
       // Another program goes on from the plain state.
       Task other = cnn();
@@ -435,7 +442,8 @@ TEST_CASE("batch norm over all ranks is that of the joined batch") {
     auto [from, to] = share(rank, rows);
     Tensor part = x.slice(0, from, to).clone().requires_grad_();
     norm(part).backward({.gradient = g.slice(0, from, to)});
-    found.expect(largest_difference({part.grad().to_vector<double>()}, {whole.grad().slice(0, from, to).to_vector<double>()}) < 1e-4, "gradient of x");
+    found.expect(largest_difference({part.grad().to_vector<double>()}, {whole.grad().slice(0, from, to).to_vector<double>()}) < 1e-4,
+        "gradient of x");
     norm.eval();
     if (rank.rank() == 0) found.expect(norm(x).shape() == x.shape(), "evaluation on one rank");
   });
@@ -522,7 +530,8 @@ TEST_CASE("a position in the data goes on with another number of ranks") {
     std::vector<std::multiset<double>> seen;
     std::mutex lock;
     distributed::threads(ranks).run([&](distributed::Group& rank) {
-      data::DataLoader loader(set, {.batch_size = 8 / ranks, .seed = 3, .sampler = data::DistributedSampler(50, rank.rank(), ranks, {.drop_last = true})});
+      data::DataLoader loader(set, {.batch_size = 8 / ranks, .seed = 3,
+                                    .sampler = data::DistributedSampler(50, rank.rank(), ranks, {.drop_last = true})});
       distributed::SharedPosition position(loader, rank);
       if (from) position.load_state_dict(*from);
       for (int epoch = 0, step = 0; epoch < 2; ++epoch)
@@ -721,7 +730,8 @@ TEST_CASE("DistributedDataParallel: options and arguments") {
   nn::Sequential net{nn::Linear(2, 2)};
   TEXT(nn::DistributedDataParallel(net, distributed::Group(), {.bucket_mib = 0}),
        "DistributedDataParallel: expected bucket_mib and first_bucket_mib above 0, got 0 and 1");
-  TEXT(nn::DistributedDataParallel(net, distributed::Group(), {.compress = DType::f32}), "DistributedDataParallel: expected compress = f16 or bf16, got f32");
+  TEXT(nn::DistributedDataParallel(net, distributed::Group(), {.compress = DType::f32}),
+      "DistributedDataParallel: expected compress = f16 or bf16, got f32");
   net.requires_grad_(false);
   TEXT(nn::DistributedDataParallel(net, distributed::Group()), "DistributedDataParallel: the model has no parameter that requires a gradient");
 }
