@@ -239,7 +239,8 @@ std::shared_ptr<CpuEngine> CpuEngine::part(size_t local, const std::vector<int>&
     part.engine = std::move(engine);
     changed_.notify_all();
   } else if (!changed_.wait_for(guard, deadline_, [&] { return part.engine || failure_; })) {
-    fail_locked({.text = text::cat("split: ", list_ranks(ranks), " did not meet within ", deadline(), " s"), .operation = "split", .sequence = sequence});
+    fail_locked({.text = text::cat("split: ", list_ranks(ranks), " did not meet within ", deadline(), " s"), .operation = "split",
+                 .sequence = sequence});
   }
   if (failure_) failure_->raise();
   auto engine = part.engine;

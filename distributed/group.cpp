@@ -2,7 +2,6 @@
 #include "halftone/distributed/group.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -33,16 +32,18 @@ void check_tensor(Operation who, const char* name, const Tensor& t, Device devic
   HT_CHECK(t.defined(), who, ": ", name, " is undefined");
   HT_CHECK(t.device() == device, who, ": expected ", name, " on ", device, ", this rank's device, got one on ", t.device());
   HT_CHECK(t.is_leaf(), who, ": ", name, " has history, and collectives are not recorded; pass ", name, ".detach()");
-  HT_CHECK(gapless(t.meta()), who, ": expected ", name, " without gaps, got ", t.meta(), " with strides ", t.strides(), "; pass ", name, ".contiguous()");
+  HT_CHECK(gapless(t.meta()), who, ": expected ", name, " without gaps, got ", t.meta(), " with strides ", t.strides(), "; pass ", name,
+           ".contiguous()");
   t.raw_data();  // refuses what a replay has overwritten
 }
 void check_pair(Operation who, const Tensor& part, const char* part_name, const Tensor& whole, const char* whole_name, int size) {
   Shape expected = part.shape();
   expected.insert(0, size);
-  HT_CHECK(whole.shape() == expected && whole.dtype() == part.dtype(), who, ": expected ", whole_name, " [size, ...", part_name, "] = ", expected, " (",
-           part.dtype(), "), got ", whole.meta());
+  HT_CHECK(whole.shape() == expected && whole.dtype() == part.dtype(), who, ": expected ", whole_name, " [size, ...", part_name,
+           "] = ", expected, " (", part.dtype(), "), got ", whole.meta());
   for (auto& [t, name] : {std::pair{&part, part_name}, {&whole, whole_name}})
-    HT_CHECK(t->is_contiguous(), who, ": expected ", name, " to be contiguous, got ", t->meta(), " with strides ", t->strides(), "; pass a contiguous one");
+    HT_CHECK(t->is_contiguous(), who, ": expected ", name, " to be contiguous, got ", t->meta(), " with strides ", t->strides(),
+             "; pass a contiguous one");
   HT_CHECK(part.numel() == 0 || part.storage() != whole.storage(), who, ": ", part_name, " and ", whole_name, " share memory");
 }
 void check_reduce(Operation who, Reduce how, DType dtype) {
@@ -85,7 +86,8 @@ class Held final : public Transport {
 
  private:
   [[noreturn]] void refuse(const std::string& who) const {
-    throw Error(text::cat(who, ": this group stands for ", ranks_.size(), " ranks of this process; call run(), and make collective calls with the rank it gives"));
+    throw Error(text::cat(who, ": this group stands for ", ranks_.size(),
+                          " ranks of this process; call run(), and make collective calls with the rank it gives"));
   }
   std::vector<std::shared_ptr<Transport>> ranks_;
 };
@@ -361,8 +363,8 @@ Group init(const InitOptions& options) {
 
   bool mpi = processes > 0 && engines().mpi;
   auto ends = mpi ? engines().mpi(each, deadline) : cpu_threads(each, deadline);
-  HT_CHECK(processes <= 1 || ends[0]->size() == processes * each, "init: the launcher started ", processes, " processes, and MPI sees ", ends[0]->size() / each,
-           "; start them with the mpirun of the MPI that this build uses, or with srun --mpi=pmix");
+  HT_CHECK(processes <= 1 || ends[0]->size() == processes * each, "init: the launcher started ", processes, " processes, and MPI sees ",
+           ends[0]->size() / each, "; start them with the mpirun of the MPI that this build uses, or with srun --mpi=pmix");
   std::vector<Device> mine(static_cast<size_t>(each));
   if (type != DeviceType::cpu) {
     backend(type);  // says why there is none
@@ -370,8 +372,8 @@ Group init(const InitOptions& options) {
     int has = static_cast<int>(devices(type).size());
     // Each process sees all GPUs of its machine, or just its own.
     int first = has == each ? 0 : here.index * each;
-    HT_CHECK(first + each <= has, "init: ", here.count, " processes of ", each, " ranks on this machine need as many GPUs, and this process sees ", has,
-             "; a GPU serves one rank of a group. Start fewer processes, or take .device = DeviceType::cpu");
+    HT_CHECK(first + each <= has, "init: ", here.count, " processes of ", each, " ranks on this machine need as many GPUs, and this process sees ",
+             has, "; a GPU serves one rank of a group. Start fewer processes, or take .device = DeviceType::cpu");
     for (int i = 0; i < each; ++i) mine[static_cast<size_t>(i)] = {type, first + i};
   }
   Group group(held_together(on_devices(std::move(ends), mine)));

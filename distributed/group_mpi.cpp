@@ -282,7 +282,8 @@ std::vector<int> starts(const std::vector<int>& sizes) {
   return at;
 }
 
-void MpiEngine::exchange(const Round& round, const char* send, const std::vector<int>& send_bytes, char* receive, const std::vector<int>& receive_bytes) {
+void MpiEngine::exchange(const Round& round, const char* send, const std::vector<int>& send_bytes, char* receive,
+                         const std::vector<int>& receive_bytes) {
   std::vector<int> from = starts(send_bytes), to = starts(receive_bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   {
@@ -343,7 +344,8 @@ std::vector<int> MpiEngine::silent() {
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r) {
     int process = process_of_[static_cast<size_t>(r)];
-    if (process != here_ && processes_.seen(members_[static_cast<size_t>(process)], id_).silence > std::max(0.3 * deadline(), 0.2)) ranks.push_back(r);
+    if (process == here_) continue;
+    if (processes_.seen(members_[static_cast<size_t>(process)], id_).silence > std::max(0.3 * deadline(), 0.2)) ranks.push_back(r);
   }
   return ranks;
 }
