@@ -17,6 +17,7 @@
 #include "halftone/core/version.h"
 #include "halftone/core/warning.h"
 #include "halftone/data/data.h"
+#include "halftone/distributed/distributed.h"
 #include "halftone/io/io.h"
 #include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"

@@ -38,6 +38,18 @@ if(HALFTONE_TESTS)
     string(REGEX REPLACE "^test_" "" name ${program})
     add_test(NAME ${name} COMMAND ${program})
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
+    # A test with a line `// mpirun: 2 4` is run by so many processes, too.
+    get_target_property(file ${program} SOURCES)
+    list(GET file 0 file)
+    file(STRINGS ${file} line REGEX "^// mpirun:" LIMIT_COUNT 1)
+    string(REGEX MATCHALL "[0-9]+" counts "${line}")
+    foreach(count ${counts})
+      if(HALFTONE_HAS_MPI AND MPIEXEC_EXECUTABLE)
+        add_test(NAME ${name}_${count} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${count} $<TARGET_FILE:${program}>)
+        set_tests_properties(${name}_${count} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900 ENVIRONMENT
+          "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;HALFTONE_NUM_THREADS=1")
+      endif()
+    endforeach()
   endforeach()
 
   # Spellings that the compiler must refuse, each with its sentence.

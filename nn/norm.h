@@ -2,6 +2,7 @@
 // Normalisation layers. Weights start as ones and biases as zeros.
 #include "halftone/nn/module.h"
 #include "halftone/ops/norm.h"
+#include "halftone/ops/unary.h"
 
 namespace halftone::nn {
 
@@ -10,6 +11,9 @@ struct BatchNormLayerOptions {
   bool affine = true;                 // whether there are a weight and a bias
   bool track_running_stats = true;    // without: every batch counts by itself, in evaluation as well
 };
+// What may take batch_norm's place in training, with its arguments: statistics of several ranks (distributed/sync_batch_norm.h).
+using BatchNormFunction = std::function<Tensor(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& running_mean,
+                                               const Tensor& running_var, const BatchNormOptions& o)>;
 // Each channel of x normalised: in training by the batch's statistics, which move the running ones, else by these. In a
 // 16-bit model it keeps f32; its results have x's dtype.
 class HT_API BatchNorm : public Module {
@@ -17,12 +21,17 @@ class HT_API BatchNorm : public Module {
   Parameter weight, bias;                                // [channels]
   Buffer running_mean, running_var, num_batches_tracked;  // [channels], [channels], [] (i64)
   HT_FIELDS(weight, bias, running_mean, running_var, num_batches_tracked)
-  Tensor forward(const Tensor& x) override { return run(x, batch_norm); }
+  Tensor forward(const Tensor& x) override {
+    return run(x, batch_norm, [](const Tensor& y) { return y; });
+  }
   // relu(forward(x) + z) in one operator, as residual blocks end; z is like x.
   Tensor add_relu(const Tensor& x, const Tensor& z) {
-    return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); });
+    return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); },
+               [&z](const Tensor& y) { return relu(y + z); });
   }
   bool keeps_f32() const override { return true; }
+  // From now on `f` computes in training; an empty one gives that back to batch_norm. Clones have it, too.
+  void train_with(BatchNormFunction f) { function_ = std::move(f); }
 
  protected:
   // x has from `least` to `most` dimensions.
@@ -30,19 +39,21 @@ class HT_API BatchNorm : public Module {
 
  private:
   friend class Sequential;
-  template <class F> Tensor run(const Tensor& x, F f);
-  Tensor forward_relu(const Tensor& x) { return run(x, batch_norm_relu); }
+  template <class F, class G> Tensor run(const Tensor& x, F f, G after);
+  Tensor forward_relu(const Tensor& x) {
+    return run(x, batch_norm_relu, [](const Tensor& y) { return relu(y); });
+  }
   void prepare(const Tensor& x);
   const char* name_;
   int least_, most_;
   BatchNormLayerOptions options_;
+  BatchNormFunction function_;
 };
-template <class F> Tensor BatchNorm::run(const Tensor& x, F f) {
+template <class F, class G> Tensor BatchNorm::run(const Tensor& x, F f, G after) {
   prepare(x);
-  return f(x, weight, bias, running_mean, running_var,
-           BatchNormOptions{.training = training() || !running_mean.defined(),
-                            .momentum = options_.momentum,
-                            .eps = options_.eps});
+  BatchNormOptions o{.training = training() || !running_mean.defined(), .momentum = options_.momentum, .eps = options_.eps};
+  if (function_ && training()) return after(function_(x, weight, bias, running_mean, running_var, o));
+  return f(x, weight, bias, running_mean, running_var, o);
 }
 
 class HT_API BatchNorm1d : public BatchNorm {  // [n, channels] or [n, channels, length]

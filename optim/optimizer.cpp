@@ -84,6 +84,10 @@ void Optimizer::use_master_weights(bool on) {
   for (auto& g : groups_) HT_CHECK(g.cohorts.empty(), class_name_, ": use_master_weights comes before the first step");
   masters_ = on;
 }
+void Optimizer::set_share(Share share) {
+  for (auto& g : groups_) HT_CHECK(g.cohorts.empty(), class_name_, ": set_share comes before the first step");
+  share_ = std::move(share);
+}
 Tensor Optimizer::master(const Tensor& parameter) const {
   for (auto& g : groups_)
     for (size_t i = 0; i < g.params.size(); ++i)
@@ -132,7 +136,7 @@ void Optimizer::step_group(size_t g, const StepControls& controls) {
     auto& body = *group.params[i].body();
     HT_CHECK(!body.was_owned || body.owners > 0, class_name_, ": parameter ", i, " ", body.meta,
              " belongs to no module any more; it was replaced after this optimizer was made");
-    grads.push_back(group.params[i].grad());
+    grads.push_back(share_ && !share_(g, i) ? Tensor() : group.params[i].grad());
   }
   follow(group.lr, group.params[0]);
   regroup(group, grads);

@@ -36,6 +36,7 @@ class HT_API Optimizer {
   void step(const StepControls& controls);
 
   std::vector<Tensor> parameters() const;  // of all groups, in order
+  const std::vector<Tensor>& parameters(size_t group) const { return groups_.at(group).params; }
   size_t groups() const { return groups_.size(); }
   // The learning rate of a group, written to the device without a wait; reading it waits.
   void set_lr(double lr, size_t group);
@@ -60,6 +61,11 @@ class HT_API Optimizer {
   // until it returns false. It must not ask the host: schedules and averages.
   using AfterStep = std::function<bool(size_t group, const Tensor& lr, const Tensor& found_inf)>;
   void after_step(AfterStep f) { after_step_.push_back(std::move(f)); }
+
+  // Which parameters this process updates, by group and place in it; all unless this is set. The others are left out of every step
+  // and have no state: another process does theirs (distributed/sharded_state.h). Before the first step.
+  using Share = std::function<bool(size_t group, size_t i)>;
+  void set_share(Share share);
 
   const void* id() const { return id_.get(); }  // stays the same when the optimizer is moved
   virtual const char* name() const = 0;
@@ -114,6 +120,7 @@ class HT_API Optimizer {
   const char* class_name_;
   bool masters_ = false, warned_ = false;
   std::vector<AfterStep> after_step_;
+  Share share_;
   update::Rounding rounding_;
   std::vector<const char*> state_names_;
   std::vector<ParameterGroup> groups_;

@@ -1,4 +1,4 @@
-// The programs of the design, as users would type them: 1 to 6.
+// The programs of the design, as users would type them: 1 to 7.
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
 
@@ -151,6 +151,35 @@ TEST_CASE("program 6: several models, losses and optimizers") {
   scaler.update();
   REQUIRE(r0.stepped());
   REQUIRE(r1.stepped());
+}
+
+TEST_CASE("program 7: several devices") {
+  nn::Sequential net{nn::Linear(8, 16), nn::ReLU(), nn::Linear(16, 4)};
+  Tensor x = randn({6, 8}), target = randint(0, 4, {6}), loss;
+  nn::DataParallel dp(net, {Device::cpu(), Device::cpu()});
+  { amp::Autocast a; loss = cross_entropy(dp(x), target); }
+  loss.backward();
+  auto forward = amp::autocasted([&](const Tensor& v) { return net(v); });
+  CHECK(forward(x).dtype() == DType::bf16);
+
+  distributed::Group group = distributed::init();
+  net.to(group.device());
+  nn::DistributedDataParallel ddp(net, group);
+  optim::AdamW opt(ddp.parameters(), {.lr = 1e-3});
+  amp::GradScaler scaler;
+  opt.zero_grad();
+  { amp::Autocast a; loss = cross_entropy(ddp(x.to(group.device())), target.to(group.device())); }
+  scaler.scale(loss).backward();
+  CHECK(scaler.step(opt).state() != amp::StepOutcome::State::no_gradients);
+  scaler.update();
+
+  std::vector<double> sums(2);
+  distributed::threads(2).run([&](distributed::Group& rank) {
+    Tensor t = full({3}, rank.rank() + 1);
+    rank.all_reduce(t).wait();
+    sums[static_cast<size_t>(rank.rank())] = t.sum().item();
+  });
+  CHECK(sums == std::vector<double>{9, 9});
 }
 
 TEST_CASE("a training step under ForbidSync") {

@@ -1,0 +1,187 @@
+// DistributedDataParallel, sharded states and SyncBatchNorm on GPUs: a group of one rank trains bit for bit as the plain loop does,
+// eagerly and captured, without a wait; with several GPUs all ranks stay alike. DataParallel on one and on several.
+#include <cmath>
+#include <set>
+
+#include "halftone/halftone.h"
+#include "halftone/tests/catch.h"
+
+using namespace halftone;
+
+namespace {
+
+using Values = std::vector<std::vector<double>>;
+Values values(const std::vector<Tensor>& tensors) {
+  Values v;
+  for (auto& t : tensors) v.push_back(t.to_vector<double>());
+  return v;
+}
+double largest_difference(const Values& a, const Values& b) {
+  double most = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    for (size_t k = 0; k < a[i].size(); ++k) {
+      most = std::max(most, std::fabs(a[i][k] - b[i][k]));
+      size = std::max(size, std::fabs(b[i][k]));
+    }
+  return most / size;
+}
+
+nn::Sequential network(bool images) {
+  manual_seed(11);
+  if (!images) return nn::Sequential{nn::Linear(64, 256), nn::ReLU(), nn::Linear(256, 128), nn::ReLU(), nn::Linear(128, 16)};
+  return nn::Sequential{nn::Conv2d(8, 32, 3, {.padding = 1}), nn::BatchNorm2d(32), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(32, 32, 3), nn::ReLU(),
+                        nn::Flatten(), nn::Linear(32 * 36, 16)};
+}
+Shape batch(bool images, int64_t n) { return images ? Shape{n, 8, 16, 16} : Shape{n, 64}; }
+
+struct How {
+  bool images = false, together = false, captured = false, sharded = false;
+  std::optional<DType> compress = {};
+};
+struct Trained {
+  Values weights;
+  double skipped = 0, scale = 0;
+  int64_t replays = 0;
+};
+
+// Ten steps in fp16, of which the seventh overflows.
+Trained train(const How& how, const distributed::Group& rank) {
+  Device device = rank.device();
+  nn::Sequential net = network(how.images);
+  manual_seed(12 + static_cast<uint64_t>(rank.rank()));
+  Tensor x = randn(batch(how.images, 32)).to(device), target = randint(0, 16, {32}).to(device), factor = ones({}, {.device = device});
+  net.to(device);
+  std::optional<nn::DistributedDataParallel<nn::Sequential>> ddp;
+  if (how.together) ddp.emplace(net, rank, nn::DistributedDataParallelOptions{.bucket_mib = .05, .first_bucket_mib = .01, .compress = how.compress});
+  optim::AdamW opt(net.parameters(), {.lr = .01});
+  std::optional<distributed::ShardedState> shards;
+  if (how.sharded) shards.emplace(opt, rank);
+  amp::GradScaler scaler({.init_scale = 256, .growth_interval = 3});
+  if (ddp) scaler.set_agreement(ddp->agreement());
+  auto step = [&](const Tensor& v, const Tensor& t) {
+    opt.zero_grad();
+    Tensor loss;
+    {
+      amp::Autocast region({.dtype = DType::f16});
+      loss = cross_entropy(ddp ? (*ddp)(v) : net(v), t);
+    }
+    scaler.scale(loss * factor).backward();
+    scaler.step(opt, {.clip_norm = 1});
+    scaler.update();
+  };
+  auto replayed = capture(step);
+  for (int i = 0; i < 10; ++i) {
+    // On one rank only: it reaches the others in the mean.
+    factor.fill_(i == 6 && rank.rank() == 0 ? std::numeric_limits<float>::infinity() : 1.f);
+    ForbidSync no_waiting;
+    how.captured ? replayed(x, target) : step(x, target);
+  }
+  return {values(net.parameters()), static_cast<double>(scaler.skipped_steps()), scaler.get_scale(), replayed.replays()};
+}
+
+std::vector<Device> gpus(size_t n) {
+  auto all = devices(DeviceType::cuda);
+  return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(n, all.size()))};
+}
+
+}  // namespace
+
+TEST_CASE("one rank on a GPU trains as the plain loop does") {
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
+  distributed::threads(gpus(1)).run([](distributed::Group& rank) {
+    for (bool images : {false, true}) {
+      Trained plain = train({.images = images}, rank);
+      CHECK(plain.skipped == 1);
+      for (bool sharded : {false, true})
+        for (bool captured : {false, true}) {
+          INFO("images " << images << ", captured " << captured << ", sharded " << sharded);
+          Trained t = train({.images = images, .together = true, .captured = captured, .sharded = sharded}, rank);
+          CHECK(t.weights == plain.weights);
+          CHECK(t.skipped == 1);
+          CHECK(t.scale == plain.scale);
+          CHECK((t.replays > 0) == captured);
+        }
+      for (bool captured : {false, true}) {
+        Trained t = train({.images = images, .together = true, .captured = captured, .compress = DType::f16}, rank);
+        CHECK(largest_difference(t.weights, plain.weights) < .1);  // Adam's first steps are signs: some may differ
+        CHECK(t.skipped == 1);
+      }
+      Trained eager = train({.images = images, .together = true, .compress = DType::f16}, rank);
+      CHECK(train({.images = images, .together = true, .captured = true, .compress = DType::f16}, rank).weights == eager.weights);
+    }
+  });
+}
+
+TEST_CASE("several GPUs stay alike") {
+  if (devices(DeviceType::cuda).size() < 2) HT_SKIP("fewer than two CUDA devices");
+  for (bool captured : {false, true})
+    for (bool sharded : {false, true}) {
+      std::vector<Trained> all(gpus(8).size());
+      distributed::threads(gpus(8)).run([&](distributed::Group& rank) {
+        all[static_cast<size_t>(rank.rank())] = train({.images = true, .together = true, .captured = captured, .sharded = sharded}, rank);
+      });
+      for (auto& t : all) {
+        CHECK(t.weights == all[0].weights);
+        CHECK(t.skipped == 1);
+        CHECK(t.scale == all[0].scale);
+        CHECK((t.replays > 0) == captured);
+      }
+    }
+}
+
+TEST_CASE("SyncBatchNorm on GPUs is the joined batch's norm") {
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
+  distributed::threads(gpus(8)).run([](distributed::Group& rank) {
+    manual_seed(5);
+    const int64_t rows = 4 * rank.size();
+    Tensor x = (randn({rows, 6, 5, 5}) * 3 + 10).to(rank.device()), g = randn({rows, 6, 5, 5}).to(rank.device());
+    nn::BatchNorm2d plain(6);
+    nn::SyncBatchNorm norm(6, rank);
+    plain.to(rank.device());
+    norm.to(rank.device());
+    Tensor whole = x.clone().requires_grad_(), part = x.slice(0, 4 * rank.rank(), 4 * rank.rank() + 4).clone().requires_grad_();
+    Tensor y = plain(whole), own = norm(part);
+    y.backward({.gradient = g});
+    own.backward({.gradient = g.slice(0, 4 * rank.rank(), 4 * rank.rank() + 4)});
+    auto mine = [&](const Tensor& t) { return values({t.slice(0, 4 * rank.rank(), 4 * rank.rank() + 4)}); };
+    bool fine = largest_difference(values({own}), mine(y)) < 1e-5 && largest_difference(values({part.grad()}), mine(whole.grad())) < 1e-4 &&
+                largest_difference(values({norm.running_var}), values({plain.running_var})) < 1e-5;
+    if (!fine) throw Error("SyncBatchNorm differs from the joined batch's norm");
+  });
+}
+
+TEST_CASE("DataParallel on GPUs") {
+  if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
+  std::set<size_t> counts{1, std::min<size_t>(2, devices(DeviceType::cuda).size()), devices(DeviceType::cuda).size()};
+  for (size_t n : counts) {
+    auto run = [&](bool parallel) {
+      nn::Sequential net = network(false);
+      net.to(gpus(1)[0]);
+      manual_seed(3);
+      Tensor x = randn({33, 64}).to(gpus(1)[0]), target = randint(0, 16, {33}).to(gpus(1)[0]);
+      std::optional<nn::DataParallel<nn::Sequential>> dp;
+      if (parallel) dp.emplace(net, gpus(n));
+      optim::SGD opt(net.parameters(), {.lr = .1, .momentum = .9});
+      for (int i = 0; i < 10; ++i) {
+        opt.zero_grad();
+        Tensor y;
+        {
+          amp::Autocast region({.dtype = DType::bf16});
+          y = dp ? (*dp)(x) : net(x);
+        }
+        cross_entropy(y, target).backward();
+        opt.step();
+      }
+      if (dp) {
+        dp->refresh();
+        for (size_t i = 0; i < n; ++i) {
+          CHECK(dp->replica(i).parameters()[0].device() == gpus(n)[i]);
+          CHECK(values(dp->replica(i).parameters()) == values(net.parameters()));
+        }
+      }
+      return values(net.parameters());
+    };
+    double apart = largest_difference(run(true), run(false));
+    CHECK(apart <= (n == 1 ? 0 : 5e-3));
+  }
+}
