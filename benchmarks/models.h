@@ -41,7 +41,11 @@ inline ResidualBlock residual_block(int64_t in, int64_t width, int64_t stride, b
 inline nn::Sequential residual_network(std::initializer_list<int64_t> blocks, bool bottleneck, bool small_images, int64_t classes) {
   nn::Sequential net;
   if (small_images) net.add(nn::Conv2d(3, 64, 3, {.padding = 1, .bias = false})).add(nn::BatchNorm2d(64)).add(nn::ReLU());
-  else net.add(nn::Conv2d(3, 64, 7, {.stride = 2, .padding = 3, .bias = false})).add(nn::BatchNorm2d(64)).add(nn::ReLU()).add(nn::MaxPool2d(3, {.stride = 2, .padding = 1}));
+  else
+    net.add(nn::Conv2d(3, 64, 7, {.stride = 2, .padding = 3, .bias = false}))
+        .add(nn::BatchNorm2d(64))
+        .add(nn::ReLU())
+        .add(nn::MaxPool2d(3, {.stride = 2, .padding = 1}));
   int64_t in = 64, width = 64;
   for (int64_t n : blocks) {
     for (int64_t i = 0; i < n; ++i) {
@@ -56,7 +60,14 @@ inline nn::Sequential residual_network(std::initializer_list<int64_t> blocks, bo
 
 // A block of GPT-2 (Radford et al., 2019): attention and a wide layer, each behind a layer norm and around a shortcut.
 struct GptBlock : nn::Module {
-  GptBlock(int64_t width, int64_t h) : norm1(Shape{width}), norm2(Shape{width}), qkv(width, 3 * width), proj(width, width), wide(width, 4 * width), out(4 * width, width), heads(h) {}
+  GptBlock(int64_t width, int64_t h)
+      : norm1(Shape{width}),
+        norm2(Shape{width}),
+        qkv(width, 3 * width),
+        proj(width, width),
+        wide(width, 4 * width),
+        out(4 * width, width),
+        heads(h) {}
   nn::LayerNorm norm1, norm2;
   nn::Linear qkv, proj, wide, out;
   int64_t heads;
@@ -130,8 +141,8 @@ inline Workload perceptron_workload(const std::string& name, const std::vector<i
 }
 inline std::vector<Workload> workloads() {
   auto lenet = [] {
-    return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(), nn::Linear(9216, 128),
-                                nn::ReLU(), nn::Linear(128, 10)});
+    return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
+                                nn::Linear(9216, 128), nn::ReLU(), nn::Linear(128, 10)});
   };
   return {perceptron_workload("mlp_small", {784, 256, 128, 10}, 128),
           perceptron_workload("mlp_wide", {4096, 4096, 4096, 4096, 1000}, 8192),

@@ -124,7 +124,7 @@ if(HALFTONE_EXAMPLES)
   endforeach()
 endif()
 if(HALFTONE_BENCHMARKS)
-  halftone_programs(benchmarks benchmark)
+  halftone_programs(benchmarks benchmark CLI11::CLI11)
 
   # halftone-bench is for users: it is installed, holds its script, and names its commit.
   set(own ${PROJECT_BINARY_DIR}/generated/benchmarks)

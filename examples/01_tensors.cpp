@@ -8,7 +8,8 @@ using namespace ht::examples;
 
 int main(int argc, char** argv) {
   std::string name = "cpu";
-  Arguments arguments("tensors", "Shows what tensors and gradients do, and fits a line by gradient descent written out.", {"tensors", "tensors --device cuda"});
+  Arguments arguments("tensors", "Shows what tensors and gradients do, and fits a line by gradient descent written out.",
+                      {"tensors", "tensors --device cuda"});
   arguments.add("--device", name, "cpu, cuda or cuda:N");
   return arguments.run(argc, argv, [&] {
     Device device = ht::device(name);

@@ -57,8 +57,12 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
   }
   if (session.interrupted()) return {};
 
-  Result r{.precision = run.precision, .seed = run.seed, .peak_mib = static_cast<double>(memory_stats(device).peak) / (1 << 20), .losses = epochs.losses,
-           .accuracies = epochs.accuracies, .seconds = epochs.seconds};
+  Result r{.precision = run.precision,
+           .seed = run.seed,
+           .peak_mib = static_cast<double>(memory_stats(device).peak) / (1 << 20),
+           .losses = epochs.losses,
+           .accuracies = epochs.accuracies,
+           .seconds = epochs.seconds};
   if (!epochs.seconds.empty()) r.samples_per_s = static_cast<double>(steps * o.batch) / epochs.seconds.back();
   if (scaler.enabled()) {
     r.final_scale = scaler.get_scale();
@@ -75,22 +79,26 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("mlp", "Trains the network 784-256-128-10 on Fashion-MNIST with SGD, and writes to OUT: mlp.safetensors, metrics.json, log.csv, "
+  Arguments arguments("mlp",
+                      "Trains the network 784-256-128-10 on Fashion-MNIST with SGD, and writes to OUT: mlp.safetensors, metrics.json, log.csv, "
                       "checkpoints and loss.svg. With several precisions each gets a folder of its own, and loss.svg shows all of them.",
-                      {"mlp --precision fp32 bf16", "mlp --device cuda --capture --precision fp32 fp16 --data DIR", "mlp --device cuda --workers 0 --capture --seeds 5 --target 89 --data DIR"});
+                      {"mlp --precision fp32 bf16", "mlp --device cuda --capture --precision fp32 fp16 --data DIR",
+                       "mlp --device cuda --workers 0 --capture --seeds 5 --target 89 --data DIR"});
   o.add_data(arguments);
   o.add_to(arguments, true);
   arguments.add("--epochs", o.epochs, "times through the training set", Arguments::not_negative);
   arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
   arguments.add("--lr", o.lr, "learning rate of the first step; it falls linearly to a twentieth", Arguments::not_negative);
-  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there", Arguments::not_negative);
+  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there",
+                Arguments::not_negative);
   return arguments.run(argc, argv, [&] {
     o.place();  // before anything is read: is there such a device?
     data::TensorDataset train_set = data::mnist(o.data, {.train = true, .mean = 0.2860, .std = 0.3530});
     data::TensorDataset test_set = data::mnist(o.data, {.train = false, .mean = 0.2860, .std = 0.3530});
     if (o.workers == 0) train_set = train_set.to(o.place()), test_set = test_set.to(o.place());
     HT_CHECK(o.batch <= train_set.size(), "--batch: ", o.batch, " is more than the ", train_set.size(), " training examples");
-    std::printf("%lld training and %lld test images from %s\n", static_cast<long long>(train_set.size()), static_cast<long long>(test_set.size()), o.data.c_str());
+    std::printf("%lld training and %lld test images from %s\n", static_cast<long long>(train_set.size()), static_cast<long long>(test_set.size()),
+                o.data.c_str());
     return train_each(o, [&](const Run& run) { return train_once(o, run, train_set, test_set); });
   });
 }

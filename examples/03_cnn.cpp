@@ -32,7 +32,9 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
   manual_seed(run.seed);
   nn::Sequential net = make_net(o.width);
   net.to(device);
-  data::DataLoader loader(data::transform(train_set, data::RandomFlip()), {.batch_size = o.batch, .shuffle = true, .workers = static_cast<int>(o.workers), .drop_last = true, .seed = run.seed, .device = device});
+  data::DataLoader loader(
+      data::transform(train_set, data::RandomFlip()),
+      {.batch_size = o.batch, .shuffle = true, .workers = static_cast<int>(o.workers), .drop_last = true, .seed = run.seed, .device = device});
   data::DataLoader test_loader(test_set, {.batch_size = 1000, .device = device});
   optim::SGD opt(net.parameters(), {.lr = o.lr, .momentum = 0.9, .weight_decay = 5e-4, .nesterov = true});
   optim::OneCycleLR schedule(opt, {.max_lr = o.lr, .steps = std::max<int64_t>(o.epochs * loader.size(), 8), .share = 0.25});
@@ -57,16 +59,19 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("cnn", "Trains a CNN on Fashion-MNIST, and writes to OUT: cnn.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With "
+  Arguments arguments("cnn",
+                      "Trains a CNN on Fashion-MNIST, and writes to OUT: cnn.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With "
                       "several precisions each gets a folder of its own.",
-                      {"cnn --precision fp32 bf16", "cnn --device cuda --capture --precision fp32 fp16 --data DIR", "cnn --device cuda --workers 0 --capture --precision fp32 fp16 --seeds 5 --target 92 --data DIR"});
+                      {"cnn --precision fp32 bf16", "cnn --device cuda --capture --precision fp32 fp16 --data DIR",
+                       "cnn --device cuda --workers 0 --capture --precision fp32 fp16 --seeds 5 --target 92 --data DIR"});
   o.add_data(arguments);
   o.add_to(arguments, true);
   arguments.add("--epochs", o.epochs, "times through the training set", Arguments::not_negative);
   arguments.add("--batch", o.batch, "examples a step", Arguments::positive);
   arguments.add("--width", o.width, "channels of the first convolution", Arguments::positive);
   arguments.add("--lr", o.lr, "largest learning rate of the cycle", Arguments::not_negative);
-  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there", Arguments::not_negative);
+  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there",
+                Arguments::not_negative);
   return arguments.run(argc, argv, [&] {
     o.place();
     data::TensorDataset train_set = data::mnist(o.data, {.train = true, .mean = 0.2860, .std = 0.3530});

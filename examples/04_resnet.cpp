@@ -1,6 +1,6 @@
 // Trains ResNet-18 for small images on CIFAR-10, in one or several precisions, and compares them. Its names are torchvision's. --help has
 // the flags of fast recipes for 94 % (Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
-// ctest: --data resnet_data --random 60 --epochs 1 --batch 20 --width 4 --precision fp32 bf16 --smoothing 0.2 --cutout 8 --mirror-test --target 94 --fresh --out resnet_test
+// ctest: --data resnet_data --random 60 --epochs 1 --batch 20 --width 4 --precision fp32 bf16 --cutout 8 --mirror-test --fresh --out resnet_test
 #include <filesystem>
 #include <fstream>
 
@@ -104,9 +104,12 @@ std::optional<Result> train_once(const Options& o, const Run& run, const data::T
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("resnet", "Trains ResNet-18 on CIFAR-10, and writes to OUT: resnet.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With several "
-                      "precisions each gets a folder of its own.",
-                      {"resnet --data small --random 100 --epochs 2 --width 8 --batch 50", "resnet --device cuda --workers 0 --capture --precision fp32 fp16", "resnet --device cuda --workers 0 --capture --precision bf16 --epochs 16 --smoothing 0.2 --cutout 8 --mirror-test --target 94"});
+  Arguments arguments(
+      "resnet",
+      "Trains ResNet-18 on CIFAR-10, and writes to OUT: resnet.safetensors, metrics.json, epochs.csv, checkpoints and loss.svg. With several "
+      "precisions each gets a folder of its own.",
+      {"resnet --data small --random 100 --epochs 2 --width 8 --batch 50", "resnet --device cuda --workers 0 --capture --precision fp32 fp16",
+       "resnet --device cuda --workers 0 --capture --precision bf16 --epochs 16 --smoothing 0.2 --cutout 8 --mirror-test --target 94"});
   arguments.add("--data", o.data, "folder of CIFAR-10's binary version (cifar-10-binary.tar.gz, https://www.cs.toronto.edu/~kriz/cifar.html)");
   arguments.add("--random", o.random, "where there is no folder DATA, make one with files of so many random images each", Arguments::not_negative);
   o.add_to(arguments, true);
@@ -117,7 +120,8 @@ int main(int argc, char** argv) {
   arguments.add("--smoothing", o.smoothing, "share of the target that all classes get", Arguments::share);
   arguments.add("--cutout", o.cutout, "side of a square that each training image loses", Arguments::not_negative);
   arguments.add_flag("--mirror-test", o.mirror_test, "test with the mean of what an image and its mirror image give");
-  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there", Arguments::not_negative);
+  arguments.add("--workers", o.workers, "threads that prepare batches; 0: data lie on the device, and batches are made there",
+                Arguments::not_negative);
   return arguments.run(argc, argv, [&] {
     o.place();
     if (o.random > 0 && !std::filesystem::exists(o.data)) write_random(o.data, o.random);

@@ -181,8 +181,12 @@ int run(const Options& o) {  // what the program ends with
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("gpt", "Trains a small GPT on the characters of a text file and writes on from a prompt. OUT gets gpt.safetensors, metrics.json and checkpoints.",
-                      {"gpt --text book.txt", "gpt --text book.txt --device cuda --capture --precision fp16 --width 384 --layers 6 --heads 6 --context 256 --steps 5000", "gpt --text book.txt --resume --prompt \"It was\""});
+  Arguments arguments(
+      "gpt",
+      "Trains a small GPT on the characters of a text file and writes on from a prompt. OUT gets gpt.safetensors, metrics.json and checkpoints.",
+      {"gpt --text book.txt",
+       "gpt --text book.txt --device cuda --capture --precision fp16 --width 384 --layers 6 --heads 6 --context 256 --steps 5000",
+       "gpt --text book.txt --resume --prompt \"It was\""});
   arguments.add_file("--text", o.text, "any text file, such as a book from gutenberg.org", true);
   o.add_to(arguments);
   arguments.add("--steps", o.steps, "training steps", Arguments::positive);

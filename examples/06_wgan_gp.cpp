@@ -123,7 +123,9 @@ int run(const Options& o) {  // what the program ends with
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("wgan_gp", "Trains a Wasserstein GAN with gradient penalty on Fashion-MNIST. OUT gets samples.png, log.csv, generator.safetensors, metrics.json and checkpoints.",
+  Arguments arguments("wgan_gp",
+                      "Trains a Wasserstein GAN with gradient penalty on Fashion-MNIST. OUT gets samples.png, log.csv, generator.safetensors, "
+                      "metrics.json and checkpoints.",
                       {"wgan_gp", "wgan_gp --device cuda --capture --precision fp16 --data DIR"});
   o.add_data(arguments);
   o.add_to(arguments);

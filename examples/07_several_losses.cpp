@@ -78,7 +78,8 @@ int run(const Options& o) {  // what the program ends with
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("several_losses", "Trains an encoder by two losses, with two optimizers, on Fashion-MNIST. OUT gets metrics.json and checkpoints.",
+  Arguments arguments("several_losses",
+                      "Trains an encoder by two losses, with two optimizers, on Fashion-MNIST. OUT gets metrics.json and checkpoints.",
                       {"several_losses", "several_losses --device cuda --capture --precision fp16"});
   o.add_data(arguments);
   o.add_to(arguments);

@@ -94,7 +94,8 @@ int run(const Options& o) {  // what the program ends with
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("accumulation", "Trains a network on Fashion-MNIST with batches cut into parts and gradients clipped. OUT gets metrics.json and checkpoints.",
+  Arguments arguments("accumulation",
+                      "Trains a network on Fashion-MNIST with batches cut into parts and gradients clipped. OUT gets metrics.json and checkpoints.",
                       {"accumulation", "accumulation --batch 1024 --parts 16 --clip 0.5 --precision bf16"});
   o.add_data(arguments);
   o.add_to(arguments);

@@ -100,7 +100,8 @@ int run(const Options& o) {  // what the program ends with
 
 int main(int argc, char** argv) {
   Options o;
-  Arguments arguments("your_own", "Fits a wave with an operator, a module and an optimizer defined on this page. OUT gets metrics.json and checkpoints.",
+  Arguments arguments("your_own",
+                      "Fits a wave with an operator, a module and an optimizer defined on this page. OUT gets metrics.json and checkpoints.",
                       {"your_own", "your_own --precision bf16 --steps 5000"});
   o.add_to(arguments);
   arguments.add("--steps", o.steps, "training steps", Arguments::positive);

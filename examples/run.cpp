@@ -39,7 +39,9 @@ Arguments::~Arguments() = default;
 void Arguments::add(const std::string& option, int64_t& value, const std::string& what, Values allowed) {
   state_->restrict(state_->app.add_option(option, value, what), allowed);
 }
-void Arguments::add(const std::string& option, uint64_t& value, const std::string& what) { state_->app.add_option(option, value, what)->capture_default_str(); }
+void Arguments::add(const std::string& option, uint64_t& value, const std::string& what) {
+  state_->app.add_option(option, value, what)->capture_default_str();
+}
 void Arguments::add(const std::string& option, double& value, const std::string& what, Values allowed) {
   state_->restrict(state_->app.add_option(option, value, what), allowed);
 }
@@ -126,7 +128,8 @@ std::vector<Run> Run::each() const {
 }
 
 void Run::write_metrics(io::Fields found) const {
-  for (auto& field : io::Fields{{"precision", precision}, {"device", device}, {"capture", capture}, {"seed", static_cast<int64_t>(seed)}, {"build", build_info()}})
+  for (auto& field :
+       io::Fields{{"precision", precision}, {"device", device}, {"capture", capture}, {"seed", static_cast<int64_t>(seed)}, {"build", build_info()}})
     found.push_back(field);
   io::write_json(file("metrics.json"), found);
 }
@@ -249,8 +252,9 @@ void compare(const Run& run, const std::vector<Result>& results) {
   const bool several = run.seeds > 1;
   std::vector<io::Curve> curves;
   std::vector<io::Fields> rows, runs;
-  std::string table = text::cat("\nprecision  device    test accuracy", several ? "   +-" : "", "      samples/s     peak MiB  final scale  skipped steps   seconds",
-                                run.target > 0 ? text::cat("   epochs to ", run.target, "%   seconds") : "", "\n");
+  std::string table =
+      text::cat("\nprecision  device    test accuracy", several ? "   +-" : "", "      samples/s     peak MiB  final scale  skipped steps   seconds",
+                run.target > 0 ? text::cat("   epochs to ", run.target, "%   seconds") : "", "\n");
   for (auto& p : run.precisions) {
     std::vector<double> accuracies, rates, peaks, scales, skipped, seconds, epochs_to, seconds_to, losses;
     for (auto& r : results) {
@@ -283,16 +287,24 @@ void compare(const Run& run, const std::vector<Result>& results) {
     if (several) say(" %5.2f", accuracy.deviation);
     say(" %14.0f %12.1f %12.0f %14.0f %9.2f", Spread(rates).mean, Spread(peaks).mean, Spread(scales).mean, Spread(skipped).mean, time.mean);
     if (run.target > 0) {
-      row.insert(row.end(), {{"target", run.target}, {"reached", static_cast<int64_t>(seconds_to.size())}, {"epochs_to_target", Spread(epochs_to).fields()},
+      row.insert(row.end(), {{"target", run.target},
+                             {"reached", static_cast<int64_t>(seconds_to.size())},
+                             {"epochs_to_target", Spread(epochs_to).fields()},
                              {"seconds_to_target", Spread(seconds_to).fields()}});
       if (seconds_to.empty()) say("   not reached");
-      else say("   %.1f (%zu of %lld)   %.2f +- %.2f", Spread(epochs_to).mean, seconds_to.size(), static_cast<long long>(run.seeds), Spread(seconds_to).mean, Spread(seconds_to).deviation);
+      else
+        say("   %.1f (%zu of %lld)   %.2f +- %.2f", Spread(epochs_to).mean, seconds_to.size(), static_cast<long long>(run.seeds),
+            Spread(seconds_to).mean, Spread(seconds_to).deviation);
     }
     table += "\n";
     rows.push_back(row);
   }
-  io::save_chart(run.file("loss.svg"), curves, {.title = several ? text::cat("Training loss, mean of ", run.seeds, " seeds") : "Training loss", .x_label = "epoch", .y_label = "cross entropy"});
-  io::write_json(run.file("summary.json"), {{"device", run.device}, {"capture", run.capture}, {"build", build_info()}, {"precisions", rows}, {"runs", runs}});
+  io::save_chart(run.file("loss.svg"), curves,
+                 {.title = several ? text::cat("Training loss, mean of ", run.seeds, " seeds") : "Training loss",
+                  .x_label = "epoch",
+                  .y_label = "cross entropy"});
+  io::write_json(run.file("summary.json"),
+                 {{"device", run.device}, {"capture", run.capture}, {"build", build_info()}, {"precisions", rows}, {"runs", runs}});
   if (several) std::printf("\n%s\n", io::to_json(io::Fields{{"precisions", rows}}).c_str());
   std::printf("%s", table.c_str());
 }

@@ -270,7 +270,8 @@ class Bars : Drawing {
         const bool shown = std::abs(b.value) < largest && b.value > 0;
         const double end = shown ? across(x_.place(b.value)) : left_;
         text(left_ - 8, at + 12, "end", b.name, black);
-        add("<rect x=\"", px(left_), "\" y=\"", px(at + 1), "\" width=\"", px(end - left_), "\" height=\"14\" rx=\"1.5\" fill=\"", palette[b.color % palette.size()], "\"/>\n");
+        add("<rect x=\"", px(left_), "\" y=\"", px(at + 1), "\" width=\"", px(end - left_), "\" height=\"14\" rx=\"1.5\" fill=\"",
+            palette[b.color % palette.size()], "\"/>\n");
         text(end + 6, at + 12, "start", b.note, grey);
         at += bar;
       }

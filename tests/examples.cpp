@@ -143,8 +143,16 @@ TEST_CASE("an interrupted example goes on bit for bit: cnn") {
 TEST_CASE("an interrupted example goes on bit for bit: gpt") {
   require_examples();
   check_resuming({"gpt",
-                  {"--text", std::string(HALFTONE_SOURCE_DIR) + "/README.md", "--steps", "200", "--every", "20", "--batch", "4", "--context", "16", "--width", "16", "--heads", "2", "--layers", "1",
-                   "--sample", "10", "--precision", "fp16"},
+                  {"--text",      std::string(HALFTONE_SOURCE_DIR) + "/README.md",
+                   "--steps",     "200",
+                   "--every",     "20",
+                   "--batch",     "4",
+                   "--context",   "16",
+                   "--width",     "16",
+                   "--heads",     "2",
+                   "--layers",    "1",
+                   "--sample",    "10",
+                   "--precision", "fp16"},
                   "/checkpoints"});
 }
 TEST_CASE("an interrupted example goes on bit for bit: wgan_gp") {
@@ -166,8 +174,8 @@ TEST_CASE("the GPT beats pairs of characters on a small text") {
   write_bytes(temporary / "text", text);
   const std::string out = temporary / "gpt";
   REQUIRE(run({"gpt",
-               {"--text", temporary / "text", "--steps", "300", "--every", "300", "--batch", "16", "--context", "48", "--width", "48", "--heads", "4", "--layers", "2", "--dropout", "0",
-                "--lr", "4e-3", "--sample", "40"},
+               {"--text", temporary / "text", "--steps", "300",      "--every", "300",       "--batch", "16",   "--context", "48",       "--width",
+                "48",     "--heads",          "4",       "--layers", "2",       "--dropout", "0",       "--lr", "4e-3",      "--sample", "40"},
                ""},
               out) == 0);
   const std::string found = bytes_of(out + "/metrics.json");
@@ -179,8 +187,29 @@ TEST_CASE("ResNet with the flags of the fast recipe learns from CIFAR's format")
   Temporary temporary;
   const std::string out = temporary / "resnet";
   REQUIRE(run({"resnet",
-               {"--data", temporary / "cifar", "--random", "100", "--epochs", "4", "--batch", "20", "--width", "4", "--lr", "0.1", "--smoothing", "0.2", "--cutout", "8", "--mirror-test",
-                "--seeds", "2", "--target", "20", "--workers", "0"},
+               {"--data",
+                temporary / "cifar",
+                "--random",
+                "100",
+                "--epochs",
+                "4",
+                "--batch",
+                "20",
+                "--width",
+                "4",
+                "--lr",
+                "0.1",
+                "--smoothing",
+                "0.2",
+                "--cutout",
+                "8",
+                "--mirror-test",
+                "--seeds",
+                "2",
+                "--target",
+                "20",
+                "--workers",
+                "0"},
                ""},
               out) == 0);
   const std::string summary = bytes_of(out + "/summary.json");
@@ -208,8 +237,32 @@ TEST_CASE("halftone-bench says what it measured, and where mixed precision loses
   std::istringstream lines(bytes_of(out + "/bench.jsonl"));
   int count = 0;
   for (std::string line; std::getline(lines, line); ++count) {
-    for (const char* key : {"peer", "commit", "build", "device", "cpu", "threads", "case", "batch", "precision", "how", "ms", "lo", "hi", "peak_mib", "setup_s", "samples_per_s", "tflops",
-                            "share_of_product", "share_of_copy", "first_steps", "loss", "loss_from_fp32", "skipped_steps", "kernel_calls", "casts", "plans"})
+    for (const char* key : {"peer",
+                            "commit",
+                            "build",
+                            "device",
+                            "cpu",
+                            "threads",
+                            "case",
+                            "batch",
+                            "precision",
+                            "how",
+                            "ms",
+                            "lo",
+                            "hi",
+                            "peak_mib",
+                            "setup_s",
+                            "samples_per_s",
+                            "tflops",
+                            "share_of_product",
+                            "share_of_copy",
+                            "first_steps",
+                            "loss",
+                            "loss_from_fp32",
+                            "skipped_steps",
+                            "kernel_calls",
+                            "casts",
+                            "plans"})
       CHECK(line.find("\"" + std::string(key) + "\":") != std::string::npos);
     CHECK(number(line, {"ms"}) > 0);
     CHECK(number(line, {"share_of_product"}) > 0);

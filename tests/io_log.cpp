@@ -156,8 +156,9 @@ TEST_CASE("what is no chart is refused") {
 }
 
 TEST_CASE("bars as long as their values, in groups, with their notes and a mark") {
-  const std::string svg = bar_chart({{"mlp & co", {{"fp32", 1, "2.0 ms"}, {"bf16 <mixed>", 2.5, "0.8 ms", 1}}}, {"nothing", {{"no value", not_a_number}, {"too much", infinite}}}},
-                                    {.title = "Speed", .x_label = "times", .mark = 1});
+  const std::string svg = bar_chart(
+      {{"mlp & co", {{"fp32", 1, "2.0 ms"}, {"bf16 <mixed>", 2.5, "0.8 ms", 1}}}, {"nothing", {{"no value", not_a_number}, {"too much", infinite}}}},
+      {.title = "Speed", .x_label = "times", .mark = 1});
   CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
   CHECK(svg.ends_with("</svg>\n"));
   CHECK(count(svg, "rx=\"1.5\"") == 4);

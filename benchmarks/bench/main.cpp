@@ -62,7 +62,8 @@ io::Fields describe_machine(Device device) {
   }
   const std::string found = first_line(text::cat("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader -i ", device.index));
   const size_t comma = std::min(found.size(), found.rfind(", "));
-  fields.insert(fields.end(), {{"gpu", found.empty() ? "unknown" : found.substr(0, comma)}, {"driver", comma < found.size() ? found.substr(comma + 2) : "unknown"}});
+  fields.insert(fields.end(), {{"gpu", found.empty() ? "unknown" : found.substr(0, comma)},
+                               {"driver", comma < found.size() ? found.substr(comma + 2) : "unknown"}});
   auto cuda_version = reinterpret_cast<int (*)(int*)>(::dlsym(RTLD_DEFAULT, "cudaRuntimeGetVersion"));
   int cuda = 0;
   if (cuda_version) cuda_version(&cuda);
@@ -97,8 +98,9 @@ void fit(Workload& w, Device device, double limit_s) {
         if (std::string(e.what()).find("memory") == std::string::npos || !w.shrink()) throw;
       }
   }
-  if (w.size() != whole) std::printf("%s: %s in a batch, not %s, so that a step %s\n", w.name.c_str(), w.size().c_str(), whole.c_str(),
-                                     device.type == DeviceType::cpu ? text::cat("takes about ", limit_s, " s on this processor").c_str() : "fits into memory");
+  if (w.size() != whole)
+    std::printf("%s: %s in a batch, not %s, so that a step %s\n", w.name.c_str(), w.size().c_str(), whole.c_str(),
+                device.type == DeviceType::cpu ? text::cat("takes about ", limit_s, " s on this processor").c_str() : "fits into memory");
 }
 
 // ---- measuring
@@ -136,10 +138,14 @@ class Bench {
   // The chart, and where mixed precision loses.
   void finish() const {
     if (!groups_.empty())
-      io::save_chart(o_.out + "/bench.svg", groups_, {.title = text::cat("Training steps on ", text_of(machine_, device_.type == DeviceType::cpu ? "cpu" : "gpu")),
-                                                      .x_label = o_.captured_only ? "times as fast as fp32, captured" : "times as fast as fp32, eager", .mark = 1, .width = 900});
+      io::save_chart(o_.out + "/bench.svg", groups_,
+                     {.title = text::cat("Training steps on ", text_of(machine_, device_.type == DeviceType::cpu ? "cpu" : "gpu")),
+                      .x_label = o_.captured_only ? "times as fast as fp32, captured" : "times as fast as fp32, eager",
+                      .mark = 1,
+                      .width = 900});
     std::printf("\n");
-    if (losses_.empty()) std::printf("Mixed precision is faster than fp32 in every line above, and takes no more memory.\n");
+    if (compared_ == 0) std::printf("Nothing to compare: mixed precision is fp16 and bf16 beside fp32.\n");
+    else if (losses_.empty()) std::printf("Mixed precision is faster than fp32 in every line above, and takes no more memory.\n");
     else std::printf("Mixed precision loses:\n");
     for (auto& l : losses_) std::printf("  %s\n", l.c_str());
     std::printf("\n%s/bench.jsonl has these figures, %s/bench.svg the chart\n", o_.out.c_str(), o_.out.c_str());
@@ -198,8 +204,8 @@ class Bench {
 
   void tell(const Workload& w, const std::vector<Row>& rows) {
     std::printf("\n%s, batch %s, %s\n", w.name.c_str(), w.size().c_str(), w.adam ? "AdamW" : "SGD with momentum");
-    std::printf("  %-16s %-6s %-8s %9s %19s %11s %8s %6s %6s %9s %8s %7s %7s %6s %6s\n", "", "", "", "step, ms", "10 % to 90 %", "samples/s", "TFLOP/s", "of mm", "of cp",
-                "peak MiB", text::cat("loss ", o_.first_steps).c_str(), "-fp32", "skipped", "calls", "casts");
+    std::printf("  %-16s %-6s %-8s %9s %19s %11s %8s %6s %6s %9s %8s %7s %7s %6s %6s\n", "", "", "", "step, ms", "10 % to 90 %", "samples/s",
+                "TFLOP/s", "of mm", "of cp", "peak MiB", text::cat("loss ", o_.first_steps).c_str(), "-fp32", "skipped", "calls", "casts");
     io::BarGroup group{text::cat(w.name, ", batch ", w.size()), {}};
     double flops = 0;
     for (auto& r : rows) flops = std::max(flops, r.figures.flops);
@@ -213,20 +219,42 @@ class Bench {
       const bool ours = r.mode.peer == text_of(machine_, "peer");
       // What a peer does not tell is a dash.
       auto known = [&](auto v) { return ours ? std::to_string(v) : "-"; };
-      std::printf("  %-16s %-6s %-8s %9.3f %19s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %+6.2f%% %7s %6s %6s\n", ours ? "halftone" : r.mode.peer.substr(0, 16).c_str(),
-                  r.mode.precision.c_str(), r.mode.how.c_str(), ms, short_range(r).c_str(), rate, tflops, 100 * share, ours ? text::cat(std::lround(100 * moved), "%").c_str() : "-",
-                  std::isfinite(r.figures.peak_mib) ? short_number(r.figures.peak_mib).c_str() : "-", r.figures.loss, 100 * apart, known(r.figures.skipped_steps).c_str(),
-                  known(r.figures.kernel_calls).c_str(), known(r.figures.casts).c_str());
-      io::Fields record{{"case", w.name}, {"batch", w.batch}, {"size", w.size()}, {"precision", r.mode.precision}, {"how", r.mode.how}, {"ms", ms}, {"lo", r.quantile(0.1)},
-                        {"hi", r.quantile(0.9)}, {"peak_mib", r.figures.peak_mib}, {"setup_s", r.figures.setup_s}, {"samples_per_s", rate}, {"tflops", tflops},
-                        {"share_of_product", share}, {"share_of_copy", ours ? moved : NAN}, {"first_steps", o_.first_steps}, {"loss", r.figures.loss}, {"loss_from_fp32", apart},
+      std::printf("  %-16s %-6s %-8s %9.3f %19s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %+6.2f%% %7s %6s %6s\n",
+                  ours ? "halftone" : r.mode.peer.substr(0, 16).c_str(), r.mode.precision.c_str(), r.mode.how.c_str(), ms, short_range(r).c_str(),
+                  rate, tflops, 100 * share, ours ? text::cat(std::lround(100 * moved), "%").c_str() : "-",
+                  std::isfinite(r.figures.peak_mib) ? short_number(r.figures.peak_mib).c_str() : "-", r.figures.loss, 100 * apart,
+                  known(r.figures.skipped_steps).c_str(), known(r.figures.kernel_calls).c_str(), known(r.figures.casts).c_str());
+      io::Fields record{{"case", w.name},
+                        {"batch", w.batch},
+                        {"size", w.size()},
+                        {"precision", r.mode.precision},
+                        {"how", r.mode.how},
+                        {"ms", ms},
+                        {"lo", r.quantile(0.1)},
+                        {"hi", r.quantile(0.9)},
+                        {"peak_mib", r.figures.peak_mib},
+                        {"setup_s", r.figures.setup_s},
+                        {"samples_per_s", rate},
+                        {"tflops", tflops},
+                        {"share_of_product", share},
+                        {"share_of_copy", ours ? moved : NAN},
+                        {"first_steps", o_.first_steps},
+                        {"loss", r.figures.loss},
+                        {"loss_from_fp32", apart},
                         {"plans", ours && !o_.plans.empty() ? "tuned" : "default"}};
-      if (ours) record.insert(record.end(), {{"skipped_steps", r.figures.skipped_steps}, {"kernel_calls", r.figures.kernel_calls}, {"casts", r.figures.casts}});
+      if (ours)
+        record.insert(record.end(),
+                      {{"skipped_steps", r.figures.skipped_steps}, {"kernel_calls", r.figures.kernel_calls}, {"casts", r.figures.casts}});
       record.insert(record.begin(), machine_.begin(), machine_.end());
       record.front().second = r.mode.peer;
       log_->write(record);
-      if (plain) group.bars.push_back({(ours ? "" : r.mode.peer + " ") + r.mode.name(), plain->median() / ms, text::cat(short_number(plain->median() / ms), " x, ", short_number(ms), " ms"),
-                                       r.mode.precision == "fp32" ? size_t{0} : r.mode.precision == "fp16" ? size_t{1} : r.mode.precision == "bf16" ? size_t{2} : size_t{5}});
+      if (plain)
+        group.bars.push_back({(ours ? "" : r.mode.peer + " ") + r.mode.name(), plain->median() / ms,
+                              text::cat(short_number(plain->median() / ms), " x, ", short_number(ms), " ms"),
+                              r.mode.precision == "fp32"   ? size_t{0}
+                              : r.mode.precision == "fp16" ? size_t{1}
+                              : r.mode.precision == "bf16" ? size_t{2}
+                                                           : size_t{5}});
       if (ours && r.mode.mixed() && fp32) note_losses(w, r, *fp32, apart);
     }
     groups_.push_back(group);
@@ -238,12 +266,15 @@ class Bench {
   }
   void note_losses(const Workload& w, const Row& r, const Row& fp32, double apart) {
     const std::string who = w.name + ", " + r.mode.name();
+    ++compared_;
     if (r.median() > fp32.median())
       losses_.push_back(text::cat(who, ": a step takes ", short_number(r.median()), " ms, in fp32 ", short_number(fp32.median()),
                                   r.quantile(0.1) <= fp32.quantile(0.9) ? " (within their spread)" : ""));
     if (r.figures.peak_mib > fp32.figures.peak_mib)
-      losses_.push_back(text::cat(who, ": it takes ", short_number(r.figures.peak_mib), " MiB of memory, fp32 ", short_number(fp32.figures.peak_mib)));
-    if (!(std::abs(apart) < 0.02)) losses_.push_back(text::cat(who, ": after ", o_.first_steps, " steps the loss is ", short_number(100 * apart), " % from that in fp32"));
+      losses_.push_back(
+          text::cat(who, ": it takes ", short_number(r.figures.peak_mib), " MiB of memory, fp32 ", short_number(fp32.figures.peak_mib)));
+    if (!(std::abs(apart) < 0.02))
+      losses_.push_back(text::cat(who, ": after ", o_.first_steps, " steps the loss is ", short_number(100 * apart), " % from that in fp32"));
   }
   static std::string short_number(double v) {
     std::array<char, 32> text;
@@ -264,6 +295,7 @@ class Bench {
   std::optional<io::JsonLog> log_;
   std::vector<io::BarGroup> groups_;
   std::vector<std::string> losses_;
+  int compared_ = 0;
 };
 
 }  // namespace
@@ -273,19 +305,24 @@ int main(int argc, char** argv) {
   std::vector<std::string> names;
   for (auto& w : workloads()) names.push_back(w.name);
   CLI::App app(
-      "Trains small and large networks in fp32 and in mixed precision on this machine, and compares. Columns: a step's time, its median and spread; the rate of "
-      "its products, and of mm, the share of what a large product reaches here in that precision; of cp, the share of a copy's speed at which its "
-      "operators read and write; the peak of memory; the loss after some steps from one seed, and how far that is from fp32's; steps that the scaler skipped, "
-      "operators that a step calls, and the casts among them. OUT gets bench.jsonl and bench.svg.");
+      "Trains small and large networks in fp32 and in mixed precision on this machine, and compares. Columns: a step's time, its median and "
+      "spread; the rate of its products, and of mm, the share of what a large product reaches here in that precision; of cp, the share of a "
+      "copy's speed at which its operators read and write; the peak of memory; the loss after some steps from one seed, and how far that is "
+      "from fp32's; steps that the scaler skipped, operators that a step calls, and the casts among them. OUT gets bench.jsonl and bench.svg.");
   app.add_option("--device", o.device, "cpu, cuda or cuda:N; the GPU where there is one");
   app.add_option("--models", o.models, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2")->check(CLI::IsMember(names))->capture_default_str();
   app.add_option("--mlp", o.mlp, "a perceptron of your own instead: --mlp 784,256,10")->delimiter(',')->check(CLI::PositiveNumber);
-  app.add_option("--batch", o.batch, "examples a step; by default what is usual for a model, and less where a step would take too long")->check(CLI::PositiveNumber);
+  app.add_option("--batch", o.batch, "examples a step; by default what is usual for a model, and less where a step would take too long")
+      ->check(CLI::PositiveNumber);
   app.add_option("--precisions", o.precisions, "fp32 tf32 fp16 bf16; by default fp32, and fp16 and bf16 on a GPU, bf16 on the CPU")
       ->check(CLI::IsMember({"fp32", "tf32", "fp16", "bf16"}));
   app.add_option("--rounds", o.rounds, "timed rounds of each mode; modes take turns")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--first-steps", o.first_steps, "steps before the first round, after which losses are compared")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--step-limit", o.step_limit, "seconds that a step may take on the CPU; batches are halved until it does")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--first-steps", o.first_steps, "steps before the first round, after which losses are compared")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--step-limit", o.step_limit, "seconds that a step may take on the CPU; batches are halved until it does")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--tune", o.plans, "choose kernels by timing them first, and keep the choices in this file");
   app.add_flag("--peers", o.peers, "PyTorch, JAX and libtorch, too, where they are installed");
   app.add_option("--python", o.python, "that has PyTorch and JAX")->capture_default_str();
@@ -293,13 +330,16 @@ int main(int argc, char** argv) {
   app.add_flag("--captured-only", o.captured_only, "leave eager steps out, of ours");
   app.add_flag("--profile", o.profile, "the time of each operator in an eager step, too");
   app.add_option("--out", o.out, "folder for figures and chart")->capture_default_str();
-  app.footer("Examples:\n  halftone-bench\n  halftone-bench --mlp 784,256,10 --batch 128\n  halftone-bench --device cuda --tune plans.txt --peers --models resnet18 gpt2");
+  app.footer(
+      "Examples:\n  halftone-bench\n  halftone-bench --mlp 784,256,10 --batch 128\n  halftone-bench --device cuda --tune plans.txt --peers --models "
+      "resnet18 gpt2");
   CLI11_PARSE(app, argc, argv);
   try {
     if (o.device.empty()) o.device = devices(DeviceType::cuda).empty() ? "cpu" : "cuda";
     const Device device = halftone::device(o.device);
     backend(device.type);
-    if (o.precisions.empty()) o.precisions = device.type == DeviceType::cpu ? std::vector<std::string>{"fp32", "bf16"} : std::vector<std::string>{"fp32", "fp16", "bf16"};
+    if (o.precisions.empty())
+      o.precisions = device.type == DeviceType::cpu ? std::vector<std::string>{"fp32", "bf16"} : std::vector<std::string>{"fp32", "fp16", "bf16"};
     HT_CHECK(o.mlp.empty() || o.mlp.size() > 1, "--mlp: expected the widths of two layers or more, such as 784,256,10");
     Bench bench(o, device);
     std::vector<Workload> wanted;

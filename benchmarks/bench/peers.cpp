@@ -95,8 +95,9 @@ namespace {
 class PeerRunner final : public Runner {
  public:
   PeerRunner(std::shared_ptr<Peer> peer, const Workload& w, Device device, const Mode& mode, int first_steps) : peer_(std::move(peer)) {
-    figures_.loss = std::stod(peer_->ask(text::cat("open ", w.model, " ", w.batch, " ", w.vocabulary > 0 ? w.example[0] : 0, " ", w.adam ? "adamw" : "sgd", " ", mode.precision,
-                                                   " ", mode.how, " ", device, " ", first_steps), "ready"));
+    figures_.loss = std::stod(peer_->ask(text::cat("open ", w.model, " ", w.batch, " ", w.vocabulary > 0 ? w.example[0] : 0, " ",
+                                                   w.adam ? "adamw" : "sgd", " ", mode.precision, " ", mode.how, " ", device, " ", first_steps),
+                                         "ready"));
   }
   ~PeerRunner() override {
     try {

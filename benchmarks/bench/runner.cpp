@@ -33,7 +33,8 @@ class Work final : public amp::Watcher {
     const std::string_view name = c.op->name;
     double multiplications = 0;
     if (name.starts_with("linear") || name == "matmul") multiplications = static_cast<double>(out[0].numel()) * static_cast<double>(c.in[0].size(-1));
-    else if (name == "conv" || name == "conv_relu") multiplications = static_cast<double>(out[0].numel()) * static_cast<double>(c.in[1].numel() / c.in[1].size(0));
+    else if (name == "conv" || name == "conv_relu")
+      multiplications = static_cast<double>(out[0].numel()) * static_cast<double>(c.in[1].numel() / c.in[1].size(0));
     else if (name == "attention") return 2 * 3 * static_cast<double>(c.in[0].numel()) * static_cast<double>(c.in[1].size(-2));
     if (multiplications == 0) {
       before_ |= name == "embedding";

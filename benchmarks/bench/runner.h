@@ -6,7 +6,9 @@ namespace benchmarks {
 
 struct Mode {
   std::string peer, precision, how;  // peer: ours has the library's name and version; how: "eager", "captured", "compile", "jit"
-  std::optional<DType> dtype() const { return precision == "fp16" ? std::optional(DType::f16) : precision == "bf16" ? std::optional(DType::bf16) : std::nullopt; }
+  std::optional<DType> dtype() const {
+    return precision == "fp16" ? std::optional(DType::f16) : precision == "bf16" ? std::optional(DType::bf16) : std::nullopt;
+  }
   bool mixed() const { return dtype().has_value(); }
   std::string name() const { return precision + " " + how; }
 };

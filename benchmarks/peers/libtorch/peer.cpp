@@ -29,8 +29,8 @@ nn::Sequential network(const std::string& model) {
       if (i + 2 < widths.size()) net->push_back(nn::ReLU());
     }
   } else if (model == "lenet") {
-    net = nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 32, 3)), nn::ReLU(), nn::Conv2d(nn::Conv2dOptions(32, 64, 3)), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
-                         nn::Linear(9216, 128), nn::ReLU(), nn::Linear(128, 10));
+    net = nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 32, 3)), nn::ReLU(), nn::Conv2d(nn::Conv2dOptions(32, 64, 3)), nn::ReLU(), nn::MaxPool2d(2),
+                         nn::Flatten(), nn::Linear(9216, 128), nn::ReLU(), nn::Linear(128, 10));
   } else {
     throw std::runtime_error(model + " is not written for libtorch here");
   }
@@ -51,7 +51,11 @@ void autocast(torch::Device device, bool on, at::ScalarType dtype) {
 
 struct Training {
   Training(const std::string& model, int64_t batch, const std::string& optimizer, const std::string& precision, torch::Device where)
-      : device(where), net(network(model)), mixed(precision == "fp16" || precision == "bf16"), scaled(precision == "fp16"), dtype(scaled ? torch::kHalf : torch::kBFloat16) {
+      : device(where),
+        net(network(model)),
+        mixed(precision == "fp16" || precision == "bf16"),
+        scaled(precision == "fp16"),
+        dtype(scaled ? torch::kHalf : torch::kBFloat16) {
     if (device.is_cuda() && !torch::cuda::is_available()) throw std::runtime_error("this libtorch has no CUDA");
     if (scaled && !device.is_cuda()) throw std::runtime_error("fp16 is for CUDA here");
     at::globalContext().setAllowTF32CuBLAS(precision == "tf32");
@@ -125,7 +129,9 @@ int main() {
         words >> steps;
         const auto start = std::chrono::steady_clock::now();
         training->run(steps);
-        std::cout << "took " << std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() / static_cast<double>(steps) << std::endl;
+        std::cout << "took "
+                  << std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() / static_cast<double>(steps)
+                  << std::endl;
       } else {
         training.reset();
         std::cout << "closed nan" << std::endl;
