@@ -5,6 +5,7 @@
 #include <charconv>
 #include <set>
 
+#include "halftone/core/printable.h"
 #include "halftone/data/source.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/index.h"
@@ -85,8 +86,8 @@ std::optional<double> number(std::string_view field) {
 }
 bool blank(const std::string& field) { return field.find_first_not_of(" \t") == std::string::npos; }
 
-// An error shows so much of a field.
-std::string shown(const std::string& field) { return field.size() <= 40 ? field : field.substr(0, 40) + "..."; }
+// What an error shows of a field.
+std::string shown(const std::string& field) { return text::printable(field, 40); }
 
 size_t place(const Fields& names, const std::string& name) {
   const auto found = std::find(names.begin(), names.end(), name);

@@ -1,6 +1,7 @@
 // Plain files, and the choice between plain and compressed.
 #include "halftone/data/source.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -47,7 +48,8 @@ Gunzip the_gunzip = nullptr;
 }  // namespace
 
 std::string read_all(Source& source) {
-  constexpr size_t piece = size_t{1} << 20;  // memory follows what there really is
+  // Memory follows what there really is; a byte more shows the end.
+  const auto piece = static_cast<size_t>(std::min<int64_t>(source.most_bytes(), 1 << 20)) + 1;
   std::string bytes;
   for (size_t got = piece; got == piece;) {
     const size_t at = bytes.size();

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "halftone/core/printable.h"
 #include "halftone/io/crc.h"
 #include "halftone/io/file.h"
 
@@ -42,7 +43,7 @@ DType dtype_of_code(const std::string& who, std::string_view code) {
   for (const auto& [name, dtype] : known)
     if (name == code) return dtype;
   HT_CHECK(!code.starts_with('O'), who, ": holds Python objects, which are never read: they would run code");
-  throw Error(text::cat(who, ": is of NumPy's dtype '", code.substr(0, 16), "', which Halftone does not have; convert it with astype"));
+  throw Error(text::cat(who, ": is of NumPy's dtype '", text::printable(code, 16), "', which Halftone does not have; convert it with astype"));
 }
 
 // {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
@@ -266,7 +267,7 @@ Entry read_entry(const InputFile& file, std::string_view directory, size_t& at, 
   e.name = directory.substr(at, name);
   at += name + extra + comment;
 
-  const std::string who = text::cat(path, ": ", e.name);
+  const std::string who = text::cat(path, ": ", text::printable(e.name));
   HT_CHECK(e.name.find('\0') == std::string::npos, path, ": a name has a zero byte");
   HT_CHECK((flags & 1) == 0, who, ": is encrypted");
   HT_CHECK(method == 0, who, ": is compressed; np.savez writes arrays that can be read, np.savez_compressed does not");
@@ -292,7 +293,7 @@ std::vector<Entry> read_entries(const InputFile& file) {
   size_t at = 0;
   for (int64_t i = 0; i < where.entries; ++i) {
     entries.push_back(read_entry(file, directory, at, where.begin));
-    HT_CHECK(names.insert(entries.back().name).second, path, ": the name ", entries.back().name, " occurs twice");
+    HT_CHECK(names.insert(entries.back().name).second, path, ": the name ", text::printable(entries.back().name), " occurs twice");
   }
   HT_CHECK(at == directory.size(), path, ": its central directory is damaged");
   // Entries over the same bytes would ask for more memory than the file's size.
@@ -323,7 +324,7 @@ StateDict load_npz(const std::string& path) {
   const InputFile file(path);
   StateDict tensors;
   for (const Entry& e : read_entries(file)) {
-    const std::string who = text::cat(path, ": ", e.name);
+    const std::string who = text::cat(path, ": ", text::printable(e.name));
     constexpr std::string_view suffix = ".npy";
     HT_CHECK(e.name.ends_with(suffix), who, ": expected arrays, whose names end with .npy");
     uint32_t check = 0;

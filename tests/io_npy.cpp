@@ -127,6 +127,7 @@ TEST_CASE("each fault of an array has its sentence") {
   CHECK(error(dict("'<f4'", "(-1,)")) == "f: expected a size in its header, at character 51");
   CHECK(error(dict("'<f4'", "(1 2)")) == "f: expected ',' or ')' in its header, at character 53");
   CHECK(error(dict("'<f4", "(1,)")).find("f: is of NumPy's dtype 'f4, ") == 0);
+  CHECK(error(dict("'<\nf4\x7f'", "(1,)")) == "f: is of NumPy's dtype '?f4?', which Halftone does not have; convert it with astype");
   CHECK(error(npy("{'descr': '<f4', 'fortran_order': False}")) == "f: expected descr, fortran_order and shape in its header, at character 40");
   CHECK(error(npy("{'descr': '<f4', 'descr': '<f4'}")) == "f: expected each name once in its header, at character 24");
   CHECK(error(npy("{'other': 1}")) == "f: expected descr, fortran_order and shape in its header, at character 9");
