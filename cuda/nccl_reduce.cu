@@ -10,6 +10,7 @@ constexpr int threads = 256;
 int64_t blocks_for(int64_t n) { return std::min<int64_t>(ceil_div(n, threads), 4096); }
 
 template <class T> __global__ void sum_kernel(const T* x, T* y, int64_t n, int ranks, float divisor) {
+  wait_for_previous();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {
     float sum = static_cast<float>(x[i]);
     for (int r = 1; r < ranks; ++r) sum += static_cast<float>(x[r * n + i]);
@@ -24,6 +25,7 @@ template <> struct KeyOf<double> { using value = double; using type = int64_t; }
 template <class K> __device__ K flip(K bits) { return bits >= 0 ? bits : static_cast<K>(bits ^ largest<K>); }
 
 template <class T> __global__ void to_keys_kernel(const T* x, typename KeyOf<T>::type* keys, int64_t n, bool maximum) {
+  wait_for_previous();
   using K = typename KeyOf<T>::type;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {
     auto v = static_cast<typename KeyOf<T>::value>(x[i]);
@@ -31,6 +33,7 @@ template <class T> __global__ void to_keys_kernel(const T* x, typename KeyOf<T>:
   }
 }
 template <class T> __global__ void from_keys_kernel(const typename KeyOf<T>::type* keys, T* x, int64_t n) {
+  wait_for_previous();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x)
     x[i] = T(bit_cast<typename KeyOf<T>::value>(flip(keys[i])));
 }
@@ -39,18 +42,20 @@ template <class T> __global__ void from_keys_kernel(const typename KeyOf<T>::typ
 
 void sum_ranks(DType dtype, const void* x, void* y, int64_t n, int ranks, bool mean) {
   visit<only(DType::f16) | only(DType::bf16)>(dtype, [&]<class T>(Type<T>) {
-    launch("sum_ranks", sum_kernel<T>, blocks_for(n), threads, static_cast<const T*>(x), static_cast<T*>(y), n, ranks,
+    launch("sum_ranks", sum_kernel<T>, {.blocks = blocks_for(n), .threads = threads}, static_cast<const T*>(x), static_cast<T*>(y), n, ranks,
            mean ? static_cast<float>(ranks) : 1.f);
   });
 }
 void to_keys(DType dtype, const void* x, void* keys, int64_t n, bool maximum) {
   visit<floating_types>(dtype, [&]<class T>(Type<T>) {
-    launch("to_keys", to_keys_kernel<T>, blocks_for(n), threads, static_cast<const T*>(x), static_cast<typename KeyOf<T>::type*>(keys), n, maximum);
+    launch("to_keys", to_keys_kernel<T>, {.blocks = blocks_for(n), .threads = threads},
+           static_cast<const T*>(x), static_cast<typename KeyOf<T>::type*>(keys), n, maximum);
   });
 }
 void from_keys(DType dtype, const void* keys, void* x, int64_t n) {
   visit<floating_types>(dtype, [&]<class T>(Type<T>) {
-    launch("from_keys", from_keys_kernel<T>, blocks_for(n), threads, static_cast<const typename KeyOf<T>::type*>(keys), static_cast<T*>(x), n);
+    launch("from_keys", from_keys_kernel<T>, {.blocks = blocks_for(n), .threads = threads},
+           static_cast<const typename KeyOf<T>::type*>(keys), static_cast<T*>(x), n);
   });
 }
 
