@@ -161,16 +161,14 @@ TEST_CASE("a GPU that does not come, or whose rank throws, ends the other within
             rank.all_reduce(x).wait();
             x[0].item();  // returns: the kernel was aborted
           }
-        } catch (const hd::CommunicationError& e) {
-          std::string text = e.what();
-          CHECK_RANK(throws || text.find(": call 1 of this group of 2 did not end within 2 s on cuda:0: rank 1 has not made it") != std::string::npos);
+        } catch (const hd::CommunicationError&) {
           ++ended;
           throw;
         }
       });
     };
     if (throws) CHECK_THROWS_WITH(run(), "no data");
-    else CHECK_THROWS_AS(run(), hd::CommunicationError);
+    else CHECK_THROWS_WITH(run(), Catch::Contains(": call 1 of this group of 2 did not end within 2 s on cuda:0: rank 1 has not made it"));
     CHECK(ended == 1);
     CHECK(seconds_since(begin) < 20);
   }

@@ -22,7 +22,8 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-const Device gpu = Device::cuda();
+// HALFTONE_TEST_DEVICE=1: all of this on the second GPU, while the first is the thread's.
+const Device gpu = Device::cuda(std::getenv("HALFTONE_TEST_DEVICE") ? std::atoi(std::getenv("HALFTONE_TEST_DEVICE")) : 0);
 
 // ---- values
 

@@ -46,7 +46,7 @@ const std::vector<Place> places = {
     {"(cuda|cublas|cudnn|nccl|curand|nvrtc)[^/]*|(cuda|cub|thrust|nvtx3|cooperative_groups|nv)/.*|"
      "cooperative_groups.h|vector_types.h|math_constants.h",
      R"(cuda/.*|(tests|benchmarks|examples)/.*\.cuh?)"},
-    {"cupti\\.h", R"(tests/.*_cupti\.cpp)"},
+    {"cupti\\.h", R"((tests|benchmarks)/.*_cupti\.cpp)"},
     {"nlohmann/.*", R"(io/.*\.cpp)"},
     {"zlib.h", R"((data|io)/.*\.cpp)"},
     {"png\\.h", R"(data/.*\.cpp)"},

@@ -26,6 +26,7 @@ class Torch:
         self.name = "torch " + torch.__version__
         # Of one machine with two frameworks: none gets more threads than the other.
         self.hows = ["eager", "compile"] if hasattr(torch, "compile") and torch.cuda.is_available() else ["eager"]
+        self.wrapped = lambda net: net  # ddp.py trains on several GPUs
 
     def network(self, model, context):
         def conv(i, o, kernel, stride):
@@ -133,7 +134,9 @@ class Torch:
             raise RuntimeError("this PyTorch has no fp16 on the CPU")
         scaled = precision == "fp16"
         scaler = torch.amp.GradScaler(kind, enabled=scaled) if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler(enabled=scaled)
-        forward = torch.compile(net) if how == "compile" else net
+        forward = self.wrapped(net)
+        if how == "compile":
+            forward = torch.compile(forward)
 
         def step(i):
             x, target = data[i % 2]
@@ -318,4 +321,5 @@ def main():
             say("refused", " ".join(str(e).split())[:300] or type(e).__name__)
 
 
-main()
+if __name__ == "__main__":
+    main()
