@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "halftone/core/parallel.h"
 #include "halftone/core/thread_state.h"
 #include "halftone/data/sampler.h"
 #include "halftone/ops/copy.h"
@@ -71,10 +72,13 @@ Tensor take_rows(std::span<const Tensor> tensors, std::span<const Row> rows) {
   if (out.numel() == 0) return out;
   const size_t bytes = static_cast<size_t>(out.numel()) / rows.size() * size_of(out.dtype());
   auto* to = static_cast<std::byte*>(out.raw_data());
-  for (const Row& r : rows) {
-    std::memcpy(to, static_cast<const std::byte*>(dense[r.tensor].raw_data()) + static_cast<size_t>(r.row) * bytes, bytes);
-    to += bytes;
-  }
+  constexpr size_t share = size_t{1} << 16;  // bytes that are worth a thread
+  parallel_for(static_cast<int64_t>(rows.size()), static_cast<int64_t>(std::max<size_t>(share / bytes, 1)), [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      const auto* from = static_cast<const std::byte*>(dense[rows[i].tensor].raw_data()) + static_cast<size_t>(rows[i].row) * bytes;
+      std::memcpy(to + i * bytes, from, bytes);
+    }
+  });
   return out;
 }
 
