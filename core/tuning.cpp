@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <random>
 
 #include "halftone/core/error.h"
 #include "halftone/core/thread_state.h"
@@ -36,7 +37,7 @@ void read(const std::string& file) {
 }
 
 void write(const std::string& file) {
-  std::string next = file + ".new";
+  std::string next = file + "." + std::to_string(std::random_device{}());  // others may write the same file now
   {
     std::ofstream out(next);
     out << first_line << '\n';
