@@ -1,5 +1,5 @@
-# Tests, examples and benchmarks: each .cpp is a program. A .cu of the same name is part of it, and
-# programs named cuda_* exist only where CUDA is on.
+# Tests, examples and benchmarks: each .cpp is a program. A .cu of the same name is part of it. Programs
+# named cuda_* exist only where CUDA is on, those named *_cupti where its profiling interface is, too.
 
 # halftone_programs(folder kind [libraries...]): lists the targets in HALFTONE_PROGRAMS.
 function(halftone_programs folder kind)
@@ -9,7 +9,8 @@ function(halftone_programs folder kind)
   foreach(file ${files})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "^[0-9]+_" "" name ${stem})
-    if(stem MATCHES "^(main|run)$" OR (stem MATCHES "^cuda_" AND NOT HALFTONE_HAS_CUDA))
+    if(stem MATCHES "^(main|run)$" OR (stem MATCHES "^cuda_" AND NOT HALFTONE_HAS_CUDA)
+       OR (stem MATCHES "_cupti$" AND NOT TARGET CUDA::cupti))
       continue()
     endif()
     add_executable(${kind}_${name} ${file})
@@ -21,6 +22,9 @@ function(halftone_programs folder kind)
     endif()
     halftone_compile(${kind}_${name})
     target_link_libraries(${kind}_${name} PRIVATE Halftone::halftone ${ARGN})
+    if(stem MATCHES "_cupti$")
+      target_link_libraries(${kind}_${name} PRIVATE CUDA::cupti)
+    endif()
     list(APPEND programs ${kind}_${name})
   endforeach()
   set(HALFTONE_PROGRAMS ${programs} PARENT_SCOPE)
@@ -35,9 +39,12 @@ if(HALFTONE_TESTS)
   target_compile_definitions(test_main INTERFACE HALFTONE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   halftone_programs(tests test test_main)
   foreach(program ${HALFTONE_PROGRAMS})
+    # Tests take longer to compile than to run.
+    target_compile_options(${program} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
     string(REGEX REPLACE "^test_" "" name ${program})
     add_test(NAME ${name} COMMAND ${program})
-    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900 FIXTURES_SETUP counts
+                         ENVIRONMENT HALFTONE_COUNTS=${PROJECT_BINARY_DIR}/tests/counts)
     # A test with a line `// mpirun: 2 4` is run by so many processes, too.
     get_target_property(file ${program} SOURCES)
     list(GET file 0 file)
@@ -51,6 +58,10 @@ if(HALFTONE_TESTS)
       endif()
     endforeach()
   endforeach()
+  # What they counted may grow, not shrink.
+  add_test(NAME scoreboard COMMAND ${PROJECT_SOURCE_DIR}/scripts/scoreboard
+           --build ${PROJECT_BINARY_DIR} --counted --check)
+  set_tests_properties(scoreboard PROPERTIES FIXTURES_REQUIRED counts)
 
   # Spellings that the compiler must refuse, each with its sentence.
   file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/compile_fail/*.cpp)

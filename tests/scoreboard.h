@@ -1,4 +1,4 @@
-// What a test program counted while it ran; its main prints one line `scoreboard key=number` for each.
+// What a test program counted while it ran; its main leaves it where scripts/scoreboard adds it up.
 #pragma once
 
 #include <cstdint>
