@@ -174,7 +174,7 @@ TEST_CASE("the GPT beats pairs of characters on a small text") {
   write_bytes(temporary / "text", text);
   const std::string out = temporary / "gpt";
   REQUIRE(run({"gpt",
-               {"--text", temporary / "text", "--steps", "300",      "--every", "300",       "--batch", "16",   "--context", "48",       "--width",
+               {"--text", temporary / "text", "--steps", "600",      "--every", "600",       "--batch", "16",   "--context", "48",       "--width",
                 "48",     "--heads",          "4",       "--layers", "2",       "--dropout", "0",       "--lr", "4e-3",      "--sample", "40"},
                ""},
               out) == 0);
