@@ -177,7 +177,7 @@ template <class T> struct Blocks {
     for (int64_t i = 0; i < rows; ++i) {
       C* row = p.data() + i * n;
       const C least = reduce::Amax::start<C>();
-      C high = row_max(row, n, least);
+      C high = row_max(n, [row](int64_t j) { return row[j]; }, least);
       bool seen = high != least || std::any_of(row, row + n, [](C v) { return v != v; });
       for (int64_t j = 0; j < n; ++j) row[j] = seen ? vector_exp(row[j] - high) : C(0);
       double total = row_sum(n, [row](int64_t j) { return row[j]; });

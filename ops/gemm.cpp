@@ -4,7 +4,6 @@
 #include <Eigen/Core>
 #include <cmath>
 #include <memory>
-#include <vector>
 
 #include "halftone/core/parallel.h"
 
@@ -15,18 +14,19 @@ using Stride = Eigen::OuterStride<>;
 template <class C, int order> using Matrix = Eigen::Map<const Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Stride>;
 template <class C> using Result = Eigen::Map<Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, Eigen::Unaligned, Stride>;
 
-enum class Order { any, rows, columns };
+enum class Order { any, rows, columns, dense };  // dense: rows without gaps
 
 // A matrix with a stride of 1. Others, those of another type, and those not in the wanted order are copied.
 template <class C> struct Operand {
-  std::vector<C> copy;
+  std::unique_ptr<C[]> copy;
   const C* data;
   int64_t outer;
   bool row_major;
 
   template <class T> Operand(MatrixView<T> v, int64_t rows, int64_t columns, Order wanted) {
-    bool by_rows = v.column_stride == 1 && v.row_stride >= columns, by_columns = v.row_stride == 1 && v.column_stride >= rows;
-    row_major = wanted == Order::rows || (wanted == Order::any && (by_rows || !by_columns));
+    bool by_rows = v.column_stride == 1 && (wanted == Order::dense ? v.row_stride == columns : v.row_stride >= columns);
+    bool by_columns = v.row_stride == 1 && v.column_stride >= rows;
+    row_major = wanted == Order::rows || wanted == Order::dense || (wanted == Order::any && (by_rows || !by_columns));
     if constexpr (std::same_as<T, C>) {
       if (row_major ? by_rows : by_columns) {
         data = v.data;
@@ -36,12 +36,16 @@ template <class C> struct Operand {
     }
     int64_t outer_n = row_major ? rows : columns, inner_n = row_major ? columns : rows;
     int64_t outer_step = row_major ? v.row_stride : v.column_stride, inner_step = row_major ? v.column_stride : v.row_stride;
-    copy.resize(static_cast<size_t>(rows * columns));
-    parallel_for(outer_n, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1)), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        for (int64_t j = 0; j < inner_n; ++j) copy[static_cast<size_t>(i * inner_n + j)] = C(v.data[i * outer_step + j * inner_step]);
+    copy = std::make_unique_for_overwrite<C[]>(static_cast<size_t>(rows * columns));
+    // In tiles, so that a transpose reads whole lines of the cache.
+    constexpr int64_t tile = 16;
+    parallel_for(outer_n, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1) / tile) * tile, [&](int64_t begin, int64_t end) {
+      for (int64_t top = begin; top < end; top += tile)
+        for (int64_t left = 0; left < inner_n; left += tile)
+          for (int64_t i = top; i < std::min(top + tile, end); ++i)
+            for (int64_t j = left; j < std::min(left + tile, inner_n); ++j) copy[static_cast<size_t>(i * inner_n + j)] = C(v.data[i * outer_step + j * inner_step]);
     });
-    data = copy.data();
+    data = copy.get();
     outer = inner_n;
   }
 
@@ -80,10 +84,12 @@ struct Cut {
 
 // With elements of E that are multiplied as they are.
 template <class E, class T, class Y> void in_blocks(MatrixView<T> a_view, MatrixView<T> b_view, Y* y, int64_t m, int64_t n, int64_t k, Finish<Y> finish) {
-  // Vectors and tiny products get one layout, so that a product's bits depend on its values only.
+  // Vectors and tiny products get one layout, and so does what a library multiplies, which adds up in an order of the layout, too:
+  // a product's bits depend on its values only.
   bool one_layout = m == 1 || n == 1 || m + n + k < Cut::tiny;
-  Operand<E> a(a_view, m, k, one_layout ? Order::rows : Order::any), b(b_view, k, n, one_layout ? Order::columns : Order::any);
   BlockProduct<E> product = one_layout && std::same_as<E, Y> ? nullptr : library_product<E>();
+  Order of_a = product ? Order::dense : one_layout ? Order::rows : Order::any, of_b = product ? Order::dense : one_layout ? Order::columns : Order::any;
+  Operand<E> a(a_view, m, k, of_a), b(b_view, k, n, of_b);
   constexpr int64_t work = 1 << 21, most = 32;  // multiply-adds that pay for a block
   int64_t blocks = std::min(most, m * n / 64 * k / (work / 64));
   // Squares are read least often: the longer side is cut first.

@@ -35,7 +35,7 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
     parallel_for(rows, std::max<int64_t>(1, (1 << 12) / std::max<int64_t>(classes, 1)), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* row = p + i * classes;
-        C high = row_max(row, classes, reduce::Amax::start<C>());  // a NaN shows in the sum
+        C high = row_max(classes, [row](int64_t k) { return C(row[k]); }, reduce::Amax::start<C>());  // a NaN shows in the sum
         double total = row_sum(classes, [row, high](int64_t k) { return vector_exp(C(row[k]) - high); });
         double all = o.label_smoothing == 0 ? 0 : row_sum(classes, [row](int64_t k) { return C(row[k]); });
         auto at = static_cast<size_t>(i);

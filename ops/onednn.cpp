@@ -107,10 +107,7 @@ template <class V> class Cache {
 
 void multiply(MatrixView<float> a, MatrixView<float> b, float* y, int64_t pitch, int64_t m, int64_t n, int64_t k) {
   Alone alone;
-  auto by_rows = [](const MatrixView<float>& v, int64_t columns) { return v.column_stride == 1 && v.row_stride >= columns; };
-  bool a_rows = by_rows(a, k), b_rows = by_rows(b, n);
-  dnnl_status_t status = dnnl_sgemm(a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', m, n, k, 1, a.data, a_rows ? a.row_stride : a.column_stride, b.data,
-                                    b_rows ? b.row_stride : b.column_stride, 0, y, pitch);
+  dnnl_status_t status = dnnl_sgemm('N', 'N', m, n, k, 1, a.data, a.row_stride, b.data, b.row_stride, 0, y, pitch);
   HT_CHECK(status == dnnl_success, "matmul: oneDNN failed with status ", static_cast<int>(status));
 }
 

@@ -30,15 +30,15 @@ inline float vector_exp(float x) {
 }
 inline double vector_exp(double x) { return std::exp(x); }
 
-// The largest of n values, which are not all NaN.
-template <class T, class C> C row_max(const T* x, int64_t n, C least) {
+// The largest of n values x(i), which are not all NaN, and of `least`.
+template <class C, class F> C row_max(int64_t n, F x, C least) {
   constexpr int64_t lanes = 16;
   C most[lanes];
   std::fill_n(most, lanes, least);
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes)
-    for (int64_t j = 0; j < lanes; ++j) most[j] = C(x[i + j]) > most[j] ? C(x[i + j]) : most[j];
-  for (; i < n; ++i) most[0] = C(x[i]) > most[0] ? C(x[i]) : most[0];
+    for (int64_t j = 0; j < lanes; ++j) most[j] = x(i + j) > most[j] ? x(i + j) : most[j];
+  for (; i < n; ++i) most[0] = x(i) > most[0] ? x(i) : most[0];
   return *std::max_element(most, most + lanes);
 }
 
