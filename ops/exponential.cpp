@@ -8,7 +8,7 @@ namespace halftone {
 namespace {
 
 // 1 / (1 + e^-x).
-template <class T> T sigmoid_of(T x) {
+template <class T> [[gnu::always_inline]] inline T sigmoid_of(T x) {
   T e = vector_exp(-std::fabs(x));
   return (x >= T(0) ? T(1) : e) / (T(1) + e);
 }
@@ -34,9 +34,30 @@ struct GeluTanh : unary::GeluTanh {
   }
 };
 
+// y[i] = f(x[i]...) of dense tensors of one layout: plain loops, which compilers put in vectors. False: the tensors are not.
+template <class F, class... In> bool run_dense(const Tensor& y, F f, const In&... in) {
+  if (!y.is_contiguous() || !(in.is_contiguous() && ...)) return false;
+  visit<floating_types>(y.dtype(), [&]<class T>(Type<T>) {
+    auto loop = [n = y.numel(), f](T* __restrict to, const auto* __restrict... from) {
+      parallel_for(n, parallel_grain, [=](int64_t begin, int64_t end) __attribute__((flatten)) {
+        for (int64_t i = begin; i < end; ++i) to[i] = T(f(compute_t<T>(from[i])...));
+      });
+    };
+    loop(y.data<T>(), in.template data<T>()...);
+  });
+  return true;
+}
+template <class Fast> void run_unary(const Call& c, std::span<Tensor> out) {
+  if (!run_dense(out[0], [](auto x) { return Fast::f(x); }, c.in[0])) unary::run_cpu<Fast>(c, out);
+}
+template <class Fast> void run_slope(const Call& c, std::span<Tensor> out) {
+  bool tensors = c.as<binary::Given<binary::Slope<Fast>>>().number.at == binary::Number::At::none;
+  if (!tensors || !run_dense(out[0], [](auto v, auto g) { return g * Fast::slope(v); }, c.in[0], c.in[1])) binary::run_cpu<binary::Slope<Fast>>(c, out);
+}
+
 template <class Op, class Fast> void replace() {
-  set_kernel(unary::def<Op>, DeviceType::cpu, unary::run_cpu<Fast>);
-  if constexpr (requires(float v) { Op::slope(v); }) set_kernel(binary::def<binary::Slope<Op>>, DeviceType::cpu, binary::run_cpu<binary::Slope<Fast>>);
+  set_kernel(unary::def<Op>, DeviceType::cpu, run_unary<Fast>);
+  if constexpr (requires(float v) { Op::slope(v); }) set_kernel(binary::def<binary::Slope<Op>>, DeviceType::cpu, run_slope<Fast>);
 }
 
 }  // namespace

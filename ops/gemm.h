@@ -26,7 +26,7 @@ template <class Y> struct Finish {
 // Products accumulate in float (double for double); 16-bit elements are widened first where no unit multiplies them.
 template <class T, class Y> void gemm(MatrixView<T> a, MatrixView<T> b, Y* y, int64_t m, int64_t n, int64_t k, Finish<Y> finish = {});
 
-// y [m, n], rows `pitch` apart, = a b on the calling thread alone, where the operands' rows are dense and k > 0. A library fills these
+// y [m, n], rows `pitch` apart, = a b on the calling thread alone, where the operands' column strides are 1 and k > 0. A library fills these
 // with what beats Eigen; null: Eigen's.
 template <class T> using BlockProduct = void (*)(MatrixView<T> a, MatrixView<T> b, float* y, int64_t pitch, int64_t m, int64_t n, int64_t k);
 struct BlockProducts {

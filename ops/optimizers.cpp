@@ -73,7 +73,7 @@ void update_one(const Given<Op>& a, const Tensor& parameter, const Tensor& gradi
   C scale = static_cast<C>(grad_scale);
   // With the first K states there and no others, nothing is asked for in the loop: it runs in vectors.
   auto run = [&]<size_t K>(std::integral_constant<size_t, K>) {
-    parallel_for(parameter.numel(), parallel_grain, [&](int64_t begin, int64_t end) {
+    parallel_for(parameter.numel(), parallel_grain, [&](int64_t begin, int64_t end) __attribute__((flatten)) {
       auto op = a.op;
       auto same = now;
       std::array<C*, n> to = s;

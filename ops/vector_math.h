@@ -11,7 +11,7 @@ namespace halftone {
 
 // e to the x within 2 ulp, denormal results too: 2^n times the Taylor polynomial of e^r, r = x - n ln 2, of at most ln 2 / 2; the rest
 // after degree 7 is below 2^-27. ln 2 is taken off in two parts, of which the first has few digits (Cody and Waite, 1980).
-inline float vector_exp(float x) {
+[[gnu::always_inline]] inline float vector_exp(float x) {
   constexpr float whole = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   float v = x < -105.f ? -105.f : x > 89.f ? 89.f : x;  // beyond, the result is 0 or inf; NaN stays
   float shifted = v * 1.44269504088896341f + whole, n = shifted - whole;
