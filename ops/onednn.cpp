@@ -4,13 +4,14 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
 
 #include "halftone/core/storage.h"
 #include "halftone/ops/all.h"
 #include "halftone/ops/conv.h"
-#include "halftone/ops/copy.h"
 #include "halftone/ops/gemm.h"
 #include "halftone/ops/iterate.h"
 #include "halftone/ops/unary.h"
@@ -75,17 +76,17 @@ struct Memory {
 
 // A primitive with its scratch memory's size.
 struct Primitive {
-  dnnl::primitive run_;
-  memory::desc scratch_;
+  dnnl::primitive primitive;
+  memory::desc scratch;
 
   template <class P> static Primitive of(const typename P::primitive_desc& d) { return {P(d), d.scratchpad_desc()}; }
   void run(std::initializer_list<Memory> operands) const {
     thread_local dnnl::stream stream(engine());
     std::unordered_map<int, memory> all;
     for (auto& m : operands) all.emplace(m.argument, memory(*m.layout, engine(), const_cast<void*>(m.data)));
-    auto scratch = Storage::allocate(static_cast<int64_t>(scratch_.get_size()), Device::cpu());
-    all.emplace(DNNL_ARG_SCRATCHPAD, memory(scratch_, engine(), scratch->data()));
-    run_.execute(stream, all);
+    auto room = Storage::allocate(static_cast<int64_t>(scratch.get_size()), Device::cpu());
+    all.emplace(DNNL_ARG_SCRATCHPAD, memory(scratch, engine(), room->data()));
+    primitive.execute(stream, all);
   }
 };
 
@@ -297,7 +298,7 @@ template <class F> void images_from(Side side, const ConvGeometry& q, const Tens
     return p;
   };
   Alone alone;
-  // Weights take their layout once for all runs.
+  // Weights take their layout once for all runs; the last run, which may be shorter, is told it.
   int64_t kinds = q.groups * tasks.pieces;
   std::vector<std::shared_ptr<Storage>> rooms(static_cast<size_t>(kinds));
   std::vector<const void*> weights(static_cast<size_t>(kinds));
