@@ -1,10 +1,14 @@
 // The autocast layer: looks up the policy, casts the arguments, passes the call on.
 #include "halftone/amp/autocast.h"
 
+#include <atomic>
+
 #include "halftone/amp/trace.h"
 #include "halftone/core/capture.h"
 #include "halftone/core/shadow.h"
+#include "halftone/core/warning.h"
 #include "halftone/ops/copy.h"
+#include "halftone/ops/gemm.h"
 
 namespace halftone {
 namespace amp {
@@ -61,6 +65,13 @@ DeviceType device_of(std::span<const Tensor> in) {
   DeviceType type = DeviceType::cpu;
   for (auto& t : in) if (t.defined()) type = std::max(type, t.device().type);
   return type;
+}
+
+// The dtype of a result never depends on the processor; its speed does. Said once a process.
+void tell_of_units(DType dtype) {
+  static std::atomic<bool> told = false;
+  if (told.exchange(true, std::memory_order_relaxed) || multiplies_natively(dtype)) return;
+  warn(text::cat("autocast: this build multiplies no ", dtype, " on this processor; products are computed in f32, which saves memory and no time"));
 }
 
 // An operator that is to run in f32: an error where that lifts an input of 16 bits, which names the input that makes it.
@@ -146,6 +157,7 @@ Tensors autocast_layer(Call& c) {
   };
   switch (policy_of(s).get(*c.op)) {
     case Cast::lower:
+      if (type == DeviceType::cpu) tell_of_units(region.dtype);
       each([&](const Tensor& t) { return lowered(t, region.dtype, s.cache); });
       break;
     case Cast::full:

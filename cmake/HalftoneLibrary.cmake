@@ -73,3 +73,28 @@ set_source_files_properties(${operators} PROPERTIES
   COMPILE_OPTIONS "${options}")
 # Random draws have the CPU's bits, which a fused multiply-add would change.
 set_source_files_properties(${PROJECT_SOURCE_DIR}/cuda/random.cu PROPERTIES COMPILE_OPTIONS --fmad=false)
+
+# Where they are for any processor, they are compiled once more for each level of x86-64: the loader takes the library of the
+# highest that runs here, from glibc-hwcaps/<level>/ beside the plain one (ld.so(8)). All else in it is the plain one's.
+set(HALFTONE_LEVEL_LIBRARIES)
+if(NOT HALFTONE_MARCH_FLAG AND BUILD_SHARED_LIBS AND CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
+  foreach(level ${HALFTONE_LEVELS})
+    set(library halftone-${level})
+    add_library(${library} SHARED ${operators} $<FILTER:$<TARGET_OBJECTS:halftone>,EXCLUDE,/ops/>)
+    halftone_compile(${library})
+    target_compile_options(${library} PRIVATE -march=${level})
+    target_compile_features(${library} PRIVATE cxx_std_20)
+    target_include_directories(${library} PRIVATE ${PROJECT_BINARY_DIR}/include ${PROJECT_BINARY_DIR}/generated)
+    target_link_libraries(${library} PRIVATE ${HALFTONE_LINKS} Eigen3::Eigen nlohmann_json::nlohmann_json)
+    target_link_options(${library} PRIVATE LINKER:--as-needed)
+    set_target_properties(${library} PROPERTIES
+      OUTPUT_NAME halftone
+      LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/glibc-hwcaps/${level}
+      VERSION ${PROJECT_VERSION}
+      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+      INSTALL_RPATH $ORIGIN/../..
+      INSTALL_RPATH_USE_LINK_PATH ON)
+    list(APPEND HALFTONE_LEVEL_LIBRARIES ${level})
+    string(APPEND HALFTONE_PROCESSOR ", ${level}")
+  endforeach()
+endif()

@@ -2,8 +2,10 @@
 #include "halftone/core/storage.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 #include "halftone/core/backend.h"
@@ -24,7 +26,7 @@ struct Block {
   struct Header { void* base; bool guarded; };  // right before the data, or before the canaries
 
   static void* make(int64_t bytes) {
-    size_t size = static_cast<size_t>(bytes), room = checks.guard ? canary_bytes : 0;
+    size_t size = static_cast<size_t>(rounded(bytes)), room = checks.guard ? canary_bytes : 0;
     size_t front = sizeof(Header) + canary_bytes + 63;  // the header, canaries or not, at a fixed place
     auto* base = static_cast<unsigned char*>(std::malloc(front + size + room));
     if (!base) return nullptr;
@@ -32,7 +34,7 @@ struct Block {
     new (header(data)) Header{base, checks.guard};
     if (!checks.guard) return data;
     std::memset(data - canary_bytes, canary, canary_bytes);
-    std::memset(data + size, canary, canary_bytes);
+    std::memset(data + bytes, canary, canary_bytes);
     return data;
   }
   static void free(void* pointer, int64_t bytes) {
@@ -41,9 +43,76 @@ struct Block {
     if (h.guarded && !(intact(data - canary_bytes) && intact(data + bytes))) ++overwritten;
     std::free(h.base);
   }
+  static bool guarded(void* pointer) { return header(static_cast<unsigned char*>(pointer))->guarded; }
+
+  // Large blocks come in eight sizes to the octave, so that one serves tensors of about its size.
+  static constexpr int64_t large = 1 << 16;
+  static int64_t rounded(int64_t bytes) {
+    if (bytes < large) return bytes;
+    int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes))) / 8;
+    return (bytes + step - 1) / step * step;
+  }
   static Header* header(unsigned char* data) { return reinterpret_cast<Header*>(data - canary_bytes - sizeof(Header)); }
   static bool intact(const unsigned char* p) { return std::all_of(p, p + canary_bytes, [](unsigned char c) { return c == canary; }); }
 };
+
+}  // namespace
+// There where an address sanitizer runs, which would not see a use of a block that is kept.
+extern "C" __attribute__((weak)) void __asan_init();
+namespace {
+
+// Large blocks that this thread gave back, for its next tensors: the system would take their pages away and clear them again.
+// Without locks, so that a forked child finds them usable.
+class Kept {
+ public:
+  ~Kept() {
+    clear();
+    gone = true;
+  }
+  // Null when none of this size is here.
+  static void* take(int64_t bytes) {
+    if (bytes < Block::large || gone) return nullptr;
+    auto found = mine.blocks_.find(Block::rounded(bytes));
+    if (found == mine.blocks_.end()) return nullptr;
+    void* data = found->second;
+    mine.bytes_ -= found->first;
+    kept_now -= found->first;
+    mine.blocks_.erase(found);
+    return data;
+  }
+  // Whether it was kept. All that is in use or kept stays near the most that ever was in use.
+  static bool give(void* data, int64_t bytes) {
+    constexpr int64_t spare = 16 << 20;
+    if (bytes < Block::large || gone || checks.guard || checks.poison || Block::guarded(data) || __asan_init) return false;
+    int64_t size = Block::rounded(bytes);
+    if (bytes_now + kept_now + size > bytes_peak / 4 * 5 + spare) return false;
+    mine.blocks_.emplace(size, data);
+    mine.bytes_ += size;
+    kept_now += size;
+    return true;
+  }
+  // Before more is asked of the system: blocks of sizes that are not asked for any more make room.
+  static void make_room(int64_t bytes) {
+    if (!gone && bytes >= Block::large && mine.bytes_ > 0 && bytes_now + kept_now > bytes_peak) mine.clear();
+  }
+  static void drop() { if (!gone) mine.clear(); }
+  static int64_t bytes() { return kept_now; }
+
+ private:
+  void clear() {
+    for (auto& [size, data] : blocks_) Block::free(data, size);
+    kept_now -= bytes_;
+    bytes_ = 0;
+    blocks_.clear();
+  }
+  std::multimap<int64_t, void*> blocks_;
+  int64_t bytes_ = 0;
+  static inline std::atomic<int64_t> kept_now{0};
+  static thread_local bool gone;  // tensors of static life outlive this
+  static thread_local Kept mine;
+};
+thread_local bool Kept::gone = false;
+thread_local Kept Kept::mine;
 
 class Cpu final : public Backend {
  public:
@@ -51,7 +120,15 @@ class Cpu final : public Backend {
   void* allocate(int64_t bytes, int) override {
     int64_t now = bytes_now += bytes, peak = bytes_peak;
     while (now > peak && !bytes_peak.compare_exchange_weak(peak, now)) {}
-    void* data = Block::make(bytes);
+    void* data = Kept::take(bytes);
+    if (!data) {
+      Kept::make_room(bytes);
+      data = Block::make(bytes);
+    }
+    if (!data) {
+      Kept::drop();
+      data = Block::make(bytes);
+    }
     if (!data) {
       bytes_now -= bytes;
       throw Error(text::cat("out of memory: cannot allocate ", bytes, " bytes on the CPU"));
@@ -61,7 +138,7 @@ class Cpu final : public Backend {
   }
   void deallocate(void* data, int64_t bytes, int) noexcept override {
     bytes_now -= bytes;
-    Block::free(data, bytes);
+    if (!Kept::give(data, bytes)) Block::free(data, bytes);
   }
   void copy(void* to, Device, const void* from, Device, int64_t bytes) override { std::memmove(to, from, static_cast<size_t>(bytes)); }
   void synchronize(int) override {}
@@ -74,7 +151,7 @@ class Cpu final : public Backend {
   std::unique_ptr<CapturePlan> make_capture(const CaptureOptions&) override {
     throw Error("capture: the CPU has no graphs; Captured calls the function there");
   }
-  MemoryStats memory_stats(int) const override { return {bytes_now, bytes_peak, bytes_now}; }
+  MemoryStats memory_stats(int) const override { return {bytes_now, bytes_peak, bytes_now + Kept::bytes()}; }
   void reset_peak_memory(int) override { bytes_peak = bytes_now.load(); }
 };
 

@@ -8,6 +8,8 @@
 
 namespace halftone {
 
+void fill_cpu_exponentials();  // exponential.cpp; after the others, in the place of some
+
 std::span<OpDef* const> library_ops() {
   static const std::vector<OpDef*> all = [] {
     fill_cpu_unary();
@@ -15,6 +17,7 @@ std::span<OpDef* const> library_ops() {
     fill_cpu_ternary();
     fill_cpu_reduce();
     fill_cpu_optimizers();
+    fill_cpu_exponentials();
     std::vector<OpDef*> ops;
     elementwise::each(unary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&unary::def<Op>); });
     elementwise::each(binary::All{}, [&]<class Op>(Type<Op>) { ops.push_back(&binary::def<Op>); });

@@ -17,6 +17,7 @@
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/shape.h"
 #include "halftone/ops/softmax.h"
+#include "halftone/ops/vector_math.h"
 
 namespace halftone {
 namespace {
@@ -174,13 +175,14 @@ template <class T> struct Blocks {
     std::vector<C> p = room(rows * n), result = room(rows * e);
     scores(p.data(), batch, head, begin, end, n);
     for (int64_t i = 0; i < rows; ++i) {
-      C *row = p.data() + i * n, high = reduce::Amax::start<C>();
-      for (int64_t j = 0; j < n; ++j) high = reduce::Amax::add(high, row[j], j);
-      bool seen = high != reduce::Amax::start<C>();
-      double total = 0;
-      for (int64_t j = 0; j < n; ++j) total += row[j] = seen ? std::exp(row[j] - high) : C(0);
+      C* row = p.data() + i * n;
+      const C least = reduce::Amax::start<C>();
+      C high = row_max(n, [row](int64_t j) { return row[j]; }, least);
+      bool seen = high != least || std::any_of(row, row + n, [](C v) { return v != v; });
+      for (int64_t j = 0; j < n; ++j) row[j] = seen ? vector_exp(row[j] - high) : C(0);
+      double total = row_sum(n, [row](int64_t j) { return row[j]; });
       if (lse) lse[i] = seen ? high + static_cast<C>(std::log(total)) : high;
-      for (int64_t j = 0; j < n; ++j) row[j] = seen ? static_cast<C>(row[j] / total) : C(0);
+      for (int64_t j = 0; j < n; ++j) row[j] = seen ? static_cast<C>(static_cast<double>(row[j]) / total) : C(0);
       drop(row, n, batch, head, begin + i);
     }
     std::vector<C> v = widened(matrix(in.v, batch, head / (h / g)), n, e);
@@ -206,7 +208,7 @@ template <class T> struct Blocks {
           bool seen = shift != reduce::Amax::start<C>();
           for (int64_t j = 0; j < n; ++j) {
             C& x = p[static_cast<size_t>(i * n + j)];
-            x = seen ? std::exp(x - shift) : C(0);
+            x = seen ? vector_exp(x - shift) : C(0);
           }
         }
         pd = p;

@@ -1,10 +1,10 @@
-// Matrix products by Eigen, on one thread per block of the result.
+// Matrix products, on one thread per block of the result.
 #include "halftone/ops/gemm.h"
 
 #include <Eigen/Core>
-#include <vector>
+#include <cmath>
+#include <memory>
 
-#include "halftone/core/dtype.h"
 #include "halftone/core/parallel.h"
 
 namespace halftone {
@@ -14,19 +14,22 @@ using Stride = Eigen::OuterStride<>;
 template <class C, int order> using Matrix = Eigen::Map<const Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Stride>;
 template <class C> using Result = Eigen::Map<Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, Eigen::Unaligned, Stride>;
 
-enum class Order { any, rows, columns };
+enum class Order { any, rows, columns, spaced };
+// What lies `spaced` has its rows so far apart: without gaps, but that rows a multiple of 2 KiB apart would fall on the same lines of
+// the cache (half the speed was measured).
+int64_t spacing(int64_t columns) { return columns % 512 == 0 ? columns + 16 : columns; }
 
-// A matrix that Eigen can read as it is: one of its strides is 1. Others, 16-bit ones, and those not in the wanted order are
-// copied.
+// A matrix with a stride of 1. Others, those of another type, and those not in the wanted order are copied.
 template <class C> struct Operand {
-  std::vector<C> copy;
+  std::unique_ptr<C[]> copy;
   const C* data;
   int64_t outer;
   bool row_major;
 
   template <class T> Operand(MatrixView<T> v, int64_t rows, int64_t columns, Order wanted) {
-    bool by_rows = v.column_stride == 1 && v.row_stride >= columns, by_columns = v.row_stride == 1 && v.column_stride >= rows;
-    row_major = wanted == Order::rows || (wanted == Order::any && (by_rows || !by_columns));
+    bool by_rows = v.column_stride == 1 && (wanted == Order::spaced ? v.row_stride == spacing(columns) : v.row_stride >= columns);
+    bool by_columns = v.row_stride == 1 && v.column_stride >= rows;
+    row_major = wanted == Order::rows || wanted == Order::spaced || (wanted == Order::any && (by_rows || !by_columns));
     if constexpr (std::same_as<T, C>) {
       if (row_major ? by_rows : by_columns) {
         data = v.data;
@@ -36,60 +39,122 @@ template <class C> struct Operand {
     }
     int64_t outer_n = row_major ? rows : columns, inner_n = row_major ? columns : rows;
     int64_t outer_step = row_major ? v.row_stride : v.column_stride, inner_step = row_major ? v.column_stride : v.row_stride;
-    copy.resize(static_cast<size_t>(rows * columns));
-    parallel_for(outer_n, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1)), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        for (int64_t j = 0; j < inner_n; ++j) copy[static_cast<size_t>(i * inner_n + j)] = C(v.data[i * outer_step + j * inner_step]);
+    outer = wanted == Order::spaced ? spacing(inner_n) : inner_n;
+    copy = std::make_unique_for_overwrite<C[]>(static_cast<size_t>(outer_n * outer));
+    constexpr int64_t tile = 16;
+    auto move = [&](int64_t i, int64_t j, int64_t in, int64_t jn) {
+      C* to = copy.get() + i * outer + j;
+      const T* from = v.data + i * outer_step + j * inner_step;
+      if (inner_step == 1) {
+        for (int64_t r = 0; r < in; ++r)
+          for (int64_t c = 0; c < jn; ++c) to[r * outer + c] = C(from[r * outer_step + c]);
+      } else if (outer_step == 1 && in == tile && jn == tile) {
+        for (int64_t c = 0; c < tile; ++c)
+          for (int64_t r = 0; r < tile; ++r) to[r * outer + c] = C(from[c * inner_step + r]);
+      } else {
+        for (int64_t r = 0; r < in; ++r)
+          for (int64_t c = 0; c < jn; ++c) to[r * outer + c] = C(from[r * outer_step + c * inner_step]);
+      }
+    };
+    // A transpose in tiles, so that it reads and writes whole lines of the cache.
+    int64_t width = inner_step == 1 ? inner_n : tile;
+    parallel_for(outer_n, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1) / tile) * tile, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i += tile)
+        for (int64_t j = 0; j < inner_n; j += width) move(i, j, std::min(tile, end - i), std::min(width, inner_n - j));
     });
-    data = copy.data();
-    outer = inner_n;
+    data = copy.get();
+  }
+
+  MatrixView<C> part(int64_t row, int64_t column) const {
+    return {data + (row_major ? row * outer + column : column * outer + row), row_major ? outer : 1, row_major ? 1 : outer};
   }
 };
 
-template <class C, int a_order, int b_order>
-void multiply(const Operand<C>& a, const Operand<C>& b, C* y, int64_t m, int64_t n, int64_t k, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+template <class C, int a_order, int b_order> void by_eigen(const Operand<C>& a, const Operand<C>& b, C* y, int64_t m, int64_t n, int64_t k, const Block& at) {
   Matrix<C, a_order> am(a.data, m, k, Stride(a.outer));
   Matrix<C, b_order> bm(b.data, k, n, Stride(b.outer));
-  Result<C> ym(y + row * n + column, rows, columns, Stride(n));
-  ym.noalias() = am.middleRows(row, rows) * bm.middleCols(column, columns);
+  Result<C> ym(y, at.rows, at.columns, Stride(at.pitch));
+  ym.noalias() = am.middleRows(at.row, at.rows) * bm.middleCols(at.column, at.columns);
 }
 
-// Sizes of the blocks of the result: enough of them to share, none too small to pay.
-int64_t block(int64_t n, int64_t other, int64_t k) {
-  constexpr int64_t work = 1 << 21;  // multiply-adds
-  int64_t size = std::max<int64_t>(64, work / std::max<int64_t>(1, other * k));
-  int64_t blocks = std::clamp<int64_t>(n / size, 1, 8);
-  return ((n + blocks - 1) / blocks + 15) / 16 * 16;
+template <class C> BlockProduct<C> library_product() {
+  if constexpr (std::same_as<C, float>) return block_products().f32;
+  else if constexpr (std::same_as<C, bfloat16>) return block_products().bf16;
+  else if constexpr (std::same_as<C, half>) return block_products().f16;
+  else return nullptr;
+}
+
+// How many pieces of n make blocks that are large enough to pay; their sizes are multiples of 16.
+struct Cut {
+  int64_t size, pieces;
+  Cut(int64_t n, int64_t wanted) {
+    constexpr int64_t least = 64;
+    pieces = std::clamp<int64_t>(n / least, 1, std::max<int64_t>(wanted, 1));
+    size = ((n + pieces - 1) / pieces + 15) / 16 * 16;
+    while (n % size > 0 && n % size < tiny && size < n) size += 16;
+    pieces = (n + size - 1) / size;
+  }
+  // Eigen adds up vectors and tiny products in an order that depends on the operands' layout: no block is left with so little.
+  static constexpr int64_t tiny = 20;
+};
+
+// With elements of E that are multiplied as they are.
+template <class E, class T, class Y> void in_blocks(MatrixView<T> a_view, MatrixView<T> b_view, Y* y, int64_t m, int64_t n, int64_t k, Finish<Y> finish) {
+  // Vectors and tiny products get one layout, and so does what a library multiplies, which adds up in an order of the layout, too:
+  // a product's bits depend on its values only.
+  bool one_layout = m == 1 || n == 1 || m + n + k < Cut::tiny;
+  BlockProduct<E> product = one_layout && std::same_as<E, Y> ? nullptr : library_product<E>();
+  Order of_a = product ? Order::spaced : one_layout ? Order::rows : Order::any, of_b = product ? Order::spaced : one_layout ? Order::columns : Order::any;
+  Operand<E> a(a_view, m, k, of_a), b(b_view, k, n, of_b);
+  constexpr int64_t work = 1 << 21, most = 32;  // multiply-adds that pay for a block
+  int64_t blocks = std::min(most, m * n / 64 * k / (work / 64));
+  // Squares are read least often: the longer side is cut first.
+  int64_t across = std::max<int64_t>(1, static_cast<int64_t>(std::sqrt(static_cast<double>(blocks) * static_cast<double>(std::min(m, n)) / static_cast<double>(std::max(m, n)))));
+  Cut shorter(std::min(m, n), across), longer(std::max(m, n), blocks / shorter.pieces);
+  const Cut &rows = m >= n ? longer : shorter, &columns = m >= n ? shorter : longer;
+  parallel_for(rows.pieces * columns.pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Block at{i / columns.pieces * rows.size, i % columns.pieces * columns.size, 0, 0, n};
+      at.rows = std::min(rows.size, m - at.row);
+      at.columns = std::min(columns.size, n - at.column);
+      std::unique_ptr<Y[]> own;
+      if (!y) {
+        at.pitch = at.columns;
+        own = std::make_unique_for_overwrite<Y[]>(static_cast<size_t>(at.rows * at.columns));
+      }
+      Y* to = y ? y + at.row * n + at.column : own.get();
+      if (k == 0) {
+        for (int64_t r = 0; r < at.rows; ++r) std::fill_n(to + r * at.pitch, at.columns, Y(0));
+      } else if (product) {
+        if constexpr (std::same_as<Y, float>) product(a.part(at.row, 0), b.part(0, at.column), to, at.pitch, at.rows, at.columns, k);
+      } else if constexpr (std::same_as<E, Y>) {
+        auto* run = a.row_major ? (b.row_major ? by_eigen<E, Eigen::RowMajor, Eigen::RowMajor> : by_eigen<E, Eigen::RowMajor, Eigen::ColMajor>)
+                                : (b.row_major ? by_eigen<E, Eigen::ColMajor, Eigen::RowMajor> : by_eigen<E, Eigen::ColMajor, Eigen::ColMajor>);
+        run(a, b, to, m, n, k, at);
+      }
+      if (finish.run) finish.run(finish.f, to, at);
+    }
+  });
 }
 
 }  // namespace
 
-template <class T, class Y> void gemm(MatrixView<T> a_view, MatrixView<T> b_view, Y* y, int64_t m, int64_t n, int64_t k) {
-  using C = Y;
-  if (m == 0 || n == 0) return;
-  if (k == 0) {
-    std::fill(y, y + m * n, C(0));
-    return;
-  }
-  // Eigen adds up vectors and tiny products in an order that depends on the operands' layout: those get one layout, and no
-  // block is left with so little, so that a product's bits depend on its values only.
-  constexpr int64_t tiny = 20;
-  bool one_layout = m == 1 || n == 1 || m + n + k < tiny;
-  Operand<C> a(a_view, m, k, one_layout ? Order::rows : Order::any), b(b_view, k, n, one_layout ? Order::columns : Order::any);
-  bool by_rows = m >= n;
-  int64_t size = by_rows ? block(m, n, k) : block(n, m, k), extent = by_rows ? m : n;
-  while (extent % size > 0 && extent % size < tiny && size < extent) size += 16;
-  auto* run = a.row_major ? (b.row_major ? multiply<C, Eigen::RowMajor, Eigen::RowMajor> : multiply<C, Eigen::RowMajor, Eigen::ColMajor>)
-                          : (b.row_major ? multiply<C, Eigen::ColMajor, Eigen::RowMajor> : multiply<C, Eigen::ColMajor, Eigen::ColMajor>);
-  parallel_for(extent, size, [&](int64_t begin, int64_t end) {
-    if (by_rows) run(a, b, y, m, n, k, begin, end - begin, 0, n);
-    else run(a, b, y, m, n, k, 0, m, begin, end - begin);
-  });
+BlockProducts& block_products() {
+  static BlockProducts products;
+  return products;
 }
 
-template void gemm(MatrixView<half>, MatrixView<half>, float*, int64_t, int64_t, int64_t);
-template void gemm(MatrixView<bfloat16>, MatrixView<bfloat16>, float*, int64_t, int64_t, int64_t);
-template void gemm(MatrixView<float>, MatrixView<float>, float*, int64_t, int64_t, int64_t);
-template void gemm(MatrixView<double>, MatrixView<double>, double*, int64_t, int64_t, int64_t);
+template <class T, class Y> void gemm(MatrixView<T> a, MatrixView<T> b, Y* y, int64_t m, int64_t n, int64_t k, Finish<Y> finish) {
+  if (m == 0 || n == 0) return;
+  constexpr int64_t pays = 1 << 12;  // below, the units for 16 bits do not
+  if constexpr (!std::same_as<T, Y>)
+    if (library_product<T>() && m * n >= pays / std::max<int64_t>(k, 1)) return in_blocks<T>(a, b, y, m, n, k, finish);
+  in_blocks<Y>(a, b, y, m, n, k, finish);
+}
+
+template void gemm(MatrixView<half>, MatrixView<half>, float*, int64_t, int64_t, int64_t, Finish<float>);
+template void gemm(MatrixView<bfloat16>, MatrixView<bfloat16>, float*, int64_t, int64_t, int64_t, Finish<float>);
+template void gemm(MatrixView<float>, MatrixView<float>, float*, int64_t, int64_t, int64_t, Finish<float>);
+template void gemm(MatrixView<double>, MatrixView<double>, double*, int64_t, int64_t, int64_t, Finish<double>);
 
 }  // namespace halftone

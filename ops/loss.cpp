@@ -11,6 +11,7 @@
 #include "halftone/ops/iterate.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/softmax.h"
+#include "halftone/ops/vector_math.h"
 
 namespace halftone {
 namespace {
@@ -34,13 +35,9 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
     parallel_for(rows, std::max<int64_t>(1, (1 << 12) / std::max<int64_t>(classes, 1)), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* row = p + i * classes;
-        C high = reduce::Amax::start<C>();
-        double total = 0, all = 0;
-        for (int64_t k = 0; k < classes; ++k) high = reduce::Amax::add(high, C(row[k]), k);
-        for (int64_t k = 0; k < classes; ++k) {
-          total += std::exp(C(row[k]) - high);
-          all += C(row[k]);
-        }
+        C high = row_max(classes, [row](int64_t k) { return C(row[k]); }, reduce::Amax::start<C>());  // a NaN shows in the sum
+        double total = row_sum(classes, [row, high](int64_t k) { return vector_exp(C(row[k]) - high); });
+        double all = o.label_smoothing == 0 ? 0 : row_sum(classes, [row](int64_t k) { return C(row[k]); });
         auto at = static_cast<size_t>(i);
         lse[at] = high + static_cast<C>(std::log(total));
         if (t[i] == o.ignore_index) continue;
@@ -81,10 +78,15 @@ void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
       for (int64_t i = begin; i < end; ++i) {
         bool counts = t[i] != o.ignore_index;
         C scale = (o.reduction == Reduction::none ? g[i] : g[0]) * per_row;
-        for (int64_t k = 0; k < classes; ++k) {
-          C q = off + (t[i] == k ? on : C(0));
-          to[i * classes + k] = T(counts ? scale * (std::exp(C(p[i * classes + k]) - lse[i]) - q) : C(0));
+        const T* row = p + i * classes;
+        T* gradient_row = to + i * classes;
+        if (!counts) {
+          std::fill_n(gradient_row, classes, T(0));
+          continue;
         }
+        auto slope = [&, sum = lse[i]](int64_t k, C q) { return T(scale * (vector_exp(C(row[k]) - sum) - q)); };
+        for (int64_t k = 0; k < classes; ++k) gradient_row[k] = slope(k, off);
+        gradient_row[t[i]] = slope(t[i], off + on);
       }
     });
   });

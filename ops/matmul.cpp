@@ -20,26 +20,10 @@ template <class T> MatrixView<T> matrix(const Tensor& t, int64_t offset = 0) {
   return {t.data<T>() + offset, t.strides()[r - 2], t.strides()[r - 1]};
 }
 
-// Rounds a [rows, n] product to the output's dtype, applying f(value, column) on the way.
-template <class C, class Y, class F> void finish(const C* from, Y* to, int64_t rows, int64_t n, F f) {
-  parallel_for(rows, std::max<int64_t>(1, parallel_grain / std::max<int64_t>(n, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j < n; ++j) to[i * n + j] = convert<Y>(f(from[i * n + j], j));
-  });
-}
-
-// Multiplies into `out` when that has the product's dtype, else into a buffer that `then` rounds.
-template <class T, class F> void multiply(MatrixView<T> a, MatrixView<T> b, void* out, DType out_dtype, int64_t m, int64_t n, int64_t k, F then) {
-  using C = gemm_result_t<T>;
-  if (out_dtype == dtype_of<C>) {
-    auto* y = static_cast<C*>(out);
-    gemm<T, C>(a, b, y, m, n, k);
-    then(y, y);
-  } else {
-    std::vector<C> y(static_cast<size_t>(m * n));
-    gemm<T, C>(a, b, y.data(), m, n, k);
-    then(y.data(), static_cast<T*>(out));
-  }
+// to[...] = f(value, column) for the elements of a block of a product whose rows are n long.
+template <class C, class Y, class F> void finish(const C* from, const Block& at, Y* to, int64_t n, F f) {
+  for (int64_t i = 0; i < at.rows; ++i)
+    for (int64_t j = 0; j < at.columns; ++j) to[(at.row + i) * n + at.column + j] = convert<Y>(f(from[i * at.pitch + j], at.column + j));
 }
 
 void run_matmul(const Call& c, std::span<Tensor> out) {
@@ -47,19 +31,26 @@ void run_matmul(const Call& c, std::span<Tensor> out) {
   size_t r = a.shape().size();
   int64_t m = a.shape()[r - 2], k = a.shape()[r - 1], n = b.shape()[r - 1], batches = m * n == 0 ? 0 : y.numel() / (m * n);
   visit<floating_types>(a.dtype(), [&]<class T>(Type<T>) {
-    for (int64_t i = 0; i < batches; ++i) {
-      int64_t rest = i, a_at = 0, b_at = 0;
-      for (size_t d = r - 2; d-- > 0;) {
-        int64_t index = rest % y.shape()[d];
-        rest /= y.shape()[d];
-        a_at += index * a.strides()[d];
-        b_at += index * b.strides()[d];
+    using C = gemm_result_t<T>;
+    // Batches share the threads where there are many; a block inside one stays on its batch's thread.
+    parallel_for(batches, batches >= 8 ? 1 : batches, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        int64_t rest = i, a_at = 0, b_at = 0;
+        for (size_t d = r - 2; d-- > 0;) {
+          int64_t index = rest % y.shape()[d];
+          rest /= y.shape()[d];
+          a_at += index * a.strides()[d];
+          b_at += index * b.strides()[d];
+        }
+        MatrixView<T> left = matrix<T>(a, a_at), right = matrix<T>(b, b_at);
+        if (y.dtype() == dtype_of<C>) {
+          gemm<T, C>(left, right, y.data<C>() + i * m * n, m, n, k);
+          continue;
+        }
+        auto rounded = [to = y.data<T>() + i * m * n, n](C* from, const Block& at) { finish(from, at, to, n, [](C v, int64_t) { return v; }); };
+        gemm<T, C>(left, right, nullptr, m, n, k, Finish<C>(rounded));
       }
-      char* to = static_cast<char*>(y.raw_data()) + i * m * n * static_cast<int64_t>(size_of(y.dtype()));
-      multiply<T>(matrix<T>(a, a_at), matrix<T>(b, b_at), to, y.dtype(), m, n, k, [&]<class C, class Y>(C* from, Y* rounded) {
-        if constexpr (!std::same_as<C, Y>) finish(from, rounded, m, n, [](C v, int64_t) { return v; });
-      });
-    }
+    });
   });
 }
 
@@ -69,17 +60,24 @@ template <Activation activation> void run_linear(const Call& c, std::span<Tensor
   const Tensor &x = c.in[0], &w = c.in[1];
   int64_t m = x.size(0), k = x.size(1), n = w.size(0);
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
+    using C = gemm_result_t<T>;
     Tensor bias = c.has(2) ? c.in[2].contiguous() : Tensor();
     const T* b = bias.defined() ? bias.data<T>() : nullptr;
-    T* before = out.size() > 1 ? out[1].data<T>() : nullptr;  // linear_gelu's pre-activation, for the tape
+    T *to = out[0].data<T>(), *before = out.size() > 1 ? out[1].data<T>() : nullptr;  // linear_gelu's pre-activation, for the tape
+    auto with = [&](C* from, const Block& at, auto biased) {
+      if (before) finish(from, at, before, n, biased);
+      if constexpr (activation == Activation::relu) finish(from, at, to, n, [&](C v, int64_t j) { return unary::Relu::f(biased(v, j)); });
+      else if constexpr (activation == Activation::gelu) finish(from, at, to, n, [&](C v, int64_t j) { return unary::Gelu::f(biased(v, j)); });
+      else if (b || !std::same_as<C, T>) finish(from, at, to, n, biased);
+    };
+    auto finished = [&](C* from, const Block& at) {
+      if (b) with(from, at, [b](C v, int64_t j) { return v + C(compute_t<T>(b[j])); });
+      else with(from, at, [](C v, int64_t) { return v; });
+    };
     MatrixView<T> wt{w.data<T>(), w.strides()[1], w.strides()[0]};
-    multiply<T>(matrix<T>(x), wt, out[0].raw_data(), x.dtype(), m, n, k, [&]<class C, class Y>(C* from, Y* to) {
-      auto biased = [b](C v, int64_t j) { return b ? v + C(compute_t<T>(b[j])) : v; };
-      if (before) finish(from, before, m, n, biased);
-      if constexpr (activation == Activation::relu) finish(from, to, m, n, [&](C v, int64_t j) { return unary::Relu::f(biased(v, j)); });
-      else if constexpr (activation == Activation::gelu) finish(from, to, m, n, [&](C v, int64_t j) { return unary::Gelu::f(biased(v, j)); });
-      else if (b || !std::same_as<C, Y>) finish(from, to, m, n, biased);
-    });
+    C* direct = nullptr;
+    if constexpr (std::same_as<C, T>) direct = to;
+    gemm<T, C>(matrix<T>(x), wt, direct, m, n, k, Finish<C>(finished));
   });
 }
 

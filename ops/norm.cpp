@@ -9,6 +9,7 @@
 #include "halftone/ops/iterate.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/unary.h"
+#include "halftone/ops/vector_math.h"
 
 namespace halftone {
 namespace {
@@ -39,26 +40,27 @@ struct Vector {
 
 template <class T> double as_double(T v) { return static_cast<double>(compute_t<T>(v)); }
 
-// Mean and variance of what each(f) calls f with, twice; the second pass corrects the mean, too.
+// Mean and variance of the runs of elements that each(f) calls f(first, n) with, twice; the second pass corrects the mean, too.
 struct Moments { double mean = 0, var = 0; };
 template <class Each> Moments moments(int64_t n, Each each) {
-  double count = static_cast<double>(n), sum = 0, rest = 0, squares = 0;
-  each([&](double v) { sum += v; });
-  double mean = sum / count;
-  each([&](double v) {
-    rest += v - mean;
-    squares += (v - mean) * (v - mean);
+  double count = static_cast<double>(n);
+  Sums<1> sum;
+  each([&](const auto* x, int64_t m) { sum.add(m, [x](int64_t i) { return std::array{as_double(x[i])}; }); });
+  double mean = sum.total(0) / count;
+  Sums<2> about;
+  each([&](const auto* x, int64_t m) {
+    about.add(m, [x, mean](int64_t i) {
+      double d = as_double(x[i]) - mean;
+      return std::array{d, d * d};
+    });
   });
-  rest /= count;
-  return {mean + rest, std::max(squares / count - rest * rest, 0.0)};
+  double rest = about.total(0) / count;
+  return {mean + rest, std::max(about.total(1) / count - rest * rest, 0.0)};
 }
 
-// Calls f(index) for the elements of one channel.
+// Calls f(index of the first) for the planes of one channel.
 template <class F> void each_of_channel(const Planes& p, int64_t channel, F f) {
-  for (int64_t n = 0; n < p.n; ++n) {
-    int64_t at = (n * p.c + channel) * p.inner;
-    for (int64_t i = 0; i < p.inner; ++i) f(at + i);
-  }
+  for (int64_t n = 0; n < p.n; ++n) f((n * p.c + channel) * p.inner);
 }
 int64_t grain_for(int64_t elements) { return std::max<int64_t>(1, parallel_grain / std::max<int64_t>(elements, 1)); }
 
@@ -88,7 +90,7 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
       for (int64_t k = begin; k < end; ++k) {
         Moments m;
         if (by_batch(c)) {
-          m = moments(p.n * p.inner, [&](auto f) { each_of_channel(p, k, [&](int64_t i) { f(as_double(x[i])); }); });
+          m = moments(p.n * p.inner, [&](auto f) { each_of_channel(p, k, [&](int64_t first) { f(x + first, p.inner); }); });
           if (a.training && c.has(3)) move_running<W>(c, k, m, p.n * p.inner, a.momentum);
         } else m = {as_double(c.in[3].data<W>()[k * c.in[3].strides()[0]]), as_double(c.in[4].data<W>()[k * c.in[4].strides()[0]])};
         Statistics s{m.mean, 1 / std::sqrt(m.var + a.eps)};
@@ -101,11 +103,11 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
         int64_t k = plane % p.c;
         Statistics s = statistics[static_cast<size_t>(k)];
         W scale = w ? w[k] : W(1), shift = b ? b[k] : W(0);
-        for (int64_t i = plane * p.inner; i < (plane + 1) * p.inner; ++i) {
-          W v = static_cast<W>((as_double(x[i]) - s.mean) * s.rstd) * scale + shift;
-          if (z) v += W(z[i]);
-          y[i] = T(with_relu ? unary::Relu::f(v) : v);
-        }
+        int64_t first = plane * p.inner, last = first + p.inner;
+        auto normal = [&](int64_t i) { return static_cast<W>((as_double(x[i]) - s.mean) * s.rstd) * scale + shift; };
+        auto activated = [](W v) { return T(with_relu ? unary::Relu::f(v) : v); };
+        if (z) for (int64_t i = first; i < last; ++i) y[i] = activated(normal(i) + W(z[i]));
+        else for (int64_t i = first; i < last; ++i) y[i] = activated(normal(i));
       }
     });
   });
@@ -127,19 +129,23 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
     parallel_for(p.c, grain_for(p.n * p.inner), [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         Statistics s = get(statistics.data<W>(), p.c, k);
-        double sum = 0, dot = 0;
-        each_of_channel(p, k, [&](int64_t i) {
-          sum += as_double(g[i]);
-          dot += as_double(g[i]) * ((as_double(x[i]) - s.mean) * s.rstd);
+        Sums<2> sums;
+        each_of_channel(p, k, [&](int64_t first) {
+          sums.add(p.inner, [&s, gp = g + first, xp = x + first](int64_t i) {
+            return std::array{as_double(gp[i]), as_double(gp[i]) * ((as_double(xp[i]) - s.mean) * s.rstd)};
+          });
         });
+        double sum = sums.total(0), dot = sums.total(1);
         dw[static_cast<size_t>(k)] = static_cast<W>(dot);
         db[static_cast<size_t>(k)] = static_cast<W>(sum);
         if (!(a.wanted & 1u)) continue;
         T* dx = out[0].data<T>();
         double scale = (w ? as_double(w[k]) : 1) * s.rstd;
         if (!a.training) sum = dot = 0;
-        each_of_channel(p, k, [&](int64_t i) {
-          dx[i] = T(static_cast<W>(scale * (as_double(g[i]) - (sum + (as_double(x[i]) - s.mean) * s.rstd * dot) / count)));
+        double shift = sum / count, slope = s.rstd * (dot / count);
+        each_of_channel(p, k, [&](int64_t first) {
+          for (int64_t i = first; i < first + p.inner; ++i)
+            dx[i] = T(static_cast<W>(scale * (as_double(g[i]) - (shift + (as_double(x[i]) - s.mean) * slope))));
         });
       }
     });
@@ -148,12 +154,13 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
   });
 }
 
-Statistics row_statistics(RowNorm kind, double eps, int64_t n, auto each) {
+template <class T> Statistics row_statistics(RowNorm kind, double eps, const T* x, int64_t n) {
   Moments m;
   if (kind == RowNorm::rms) {
-    each([&](double v) { m.var += v * v; });
-    m.var /= static_cast<double>(n);
-  } else m = moments(n, each);
+    Sums<1> squares;
+    squares.add(n, [x](int64_t i) { return std::array{as_double(x[i]) * as_double(x[i])}; });
+    m.var = squares.total(0) / static_cast<double>(n);
+  } else m = moments(n, [&](auto f) { f(x, n); });
   return {m.mean, 1 / std::sqrt(m.var + eps)};
 }
 
@@ -167,14 +174,21 @@ void run_row_norm(const Call& c, std::span<Tensor> out) {
     parallel_for(q.rows, grain_for(q.length), [&, x = input.data<T>(), y = out[0].data<T>(), w = weight.data<W>(), b = bias.data<W>()](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const T* row = x + r * q.length;
-        Statistics s = row_statistics(a.kind, a.eps, q.length, [&](auto f) { for (int64_t i = 0; i < q.length; ++i) f(as_double(row[i])); });
+        Statistics s = row_statistics(a.kind, a.eps, row, q.length);
         if (out.size() > 1) put(out[1].data<W>(), q.rows, r, s);
+        T* to = y + r * q.length;
+        auto normal = [&](int64_t i) { return static_cast<W>((as_double(row[i]) - s.mean) * s.rstd); };
+        if (q.inner == 1 && w && b) {
+          const W *scale = w + q.feature(r), *shift = b + q.feature(r);
+          for (int64_t i = 0; i < q.length; ++i) to[i] = T(normal(i) * scale[i] + shift[i]);
+          continue;
+        }
         for (int64_t i = 0, k = q.feature(r); i < q.length; ++k)
           for (int64_t end_of_feature = i + q.inner; i < end_of_feature; ++i) {
-            W v = static_cast<W>((as_double(row[i]) - s.mean) * s.rstd);
+            W v = normal(i);
             if (w) v *= w[k];
             if (b) v += b[k];
-            y[r * q.length + i] = T(v);
+            to[i] = T(v);
           }
       }
     });
@@ -192,23 +206,24 @@ void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
     const W* of_rows = statistics.data<W>();
     Vector weight(c, 2, dtype_of<W>);
     const W* w = weight.data<W>();
-    auto factor = [&](int64_t first, int64_t i) { return w ? as_double(w[first + i / q.inner]) : 1.0; };
     if (a.wanted & 1u)
       parallel_for(q.rows, grain_for(q.length), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           Statistics s = get(of_rows, q.rows, r);
-          double sum = 0, dot = 0;
-          int64_t first = q.feature(r);
-          for (int64_t i = 0, at = r * q.length; i < q.length; ++i, ++at) {
-            double gw = as_double(g[at]) * factor(first, i);
-            sum += gw;
-            dot += gw * ((as_double(x[at]) - s.mean) * s.rstd);
-          }
-          if (a.kind == RowNorm::rms) sum = 0;
-          for (int64_t i = 0, at = r * q.length; i < q.length; ++i, ++at) {
-            double normal = (as_double(x[at]) - s.mean) * s.rstd, gw = as_double(g[at]) * factor(first, i);
-            out[0].data<T>()[at] = T(static_cast<W>(s.rstd * (gw - (sum + normal * dot) / static_cast<double>(q.length))));
-          }
+          const T *gr = g + r * q.length, *xr = x + r * q.length;
+          T* to = out[0].data<T>() + r * q.length;
+          auto from = [&](auto factor) {
+            Sums<2> sums;
+            auto gw = [gr, factor](int64_t i) { return as_double(gr[i]) * factor(i); };
+            auto normal = [xr, s](int64_t i) { return (as_double(xr[i]) - s.mean) * s.rstd; };
+            sums.add(q.length, [gw, normal](int64_t i) { return std::array{gw(i), gw(i) * normal(i)}; });
+            double n = static_cast<double>(q.length), mean = a.kind == RowNorm::rms ? 0 : sums.total(0) / n, slope = sums.total(1) / n;
+            for (int64_t i = 0; i < q.length; ++i) to[i] = T(static_cast<W>(s.rstd * (gw(i) - (mean + normal(i) * slope))));
+          };
+          const W* factors = w ? w + q.feature(r) : nullptr;
+          if (!w) from([](int64_t) { return 1.0; });
+          else if (q.inner == 1) from([factors](int64_t i) { return as_double(factors[i]); });
+          else from([factors, inner = q.inner](int64_t i) { return as_double(factors[i / inner]); });
         }
       });
     if (!(a.wanted & 6u)) return;
@@ -219,6 +234,14 @@ void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
       for (int64_t r = 0; r < q.rows; ++r) {
         int64_t first = q.feature(r);
         Statistics s = get(of_rows, q.rows, r);
+        if (q.inner == 1) {
+          const T *gr = g + r * q.length - first, *xr = x + r * q.length - first;
+          for (int64_t k = std::max(begin, first); k < std::min(end, first + per_group); ++k) {
+            db[static_cast<size_t>(k)] += as_double(gr[k]);
+            dw[static_cast<size_t>(k)] += as_double(gr[k]) * ((as_double(xr[k]) - s.mean) * s.rstd);
+          }
+          continue;
+        }
         for (int64_t k = std::max(begin, first); k < std::min(end, first + per_group); ++k)
           for (int64_t at = r * q.length + (k - first) * q.inner, n = 0; n < q.inner; ++n, ++at) {
             db[static_cast<size_t>(k)] += as_double(g[at]);

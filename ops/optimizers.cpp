@@ -1,6 +1,8 @@
 // Optimizers on the CPU, and what a call of any of them is checked for.
 #include "halftone/ops/optimizers.h"
 
+#include <algorithm>
+
 #include "halftone/ops/all.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/iterate.h"
@@ -69,6 +71,26 @@ void update_one(const Given<Op>& a, const Tensor& parameter, const Tensor& gradi
   for (size_t k = 0; k < n; ++k) s[k] = states[k].defined() ? states[k].data<C>() : nullptr;
   auto now = a.op.template now<C>(lr, step, memory);
   C scale = static_cast<C>(grad_scale);
+  // With the first K states there and no others, nothing is asked for in the loop: it runs in vectors.
+  auto run = [&]<size_t K>(std::integral_constant<size_t, K>) {
+    parallel_for(parameter.numel(), parallel_grain, [&](int64_t begin, int64_t end) __attribute__((flatten)) {
+      auto op = a.op;
+      auto same = now;
+      std::array<C*, n> to = s;
+      for (int64_t i = begin; i < end; ++i) {
+        std::array<C, std::max<size_t>(n, 1)> state{};
+        for (size_t k = 0; k < K; ++k) state[k] = to[k][i];
+        p[i] = P(op(C(p[i]), C(compute_t<G>(g[i])) * scale, state.data(), same));
+        for (size_t k = 0; k < K; ++k) to[k][i] = state[k];
+      }
+    });
+  };
+  if constexpr (std::same_as<P, C>) {
+    size_t there = static_cast<size_t>(std::find(s.begin(), s.end(), nullptr) - s.begin());
+    if (there == n) return run(std::integral_constant<size_t, n>());
+    if constexpr (n > 0)
+      if (there + 1 == n) return run(std::integral_constant<size_t, n - 1>());
+  }
   parallel_for(parameter.numel(), parallel_grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       std::array<C, std::max<size_t>(n, 1)> state{};

@@ -34,6 +34,41 @@ template <class F> void each_plane(const PoolGeometry& q, F f) {
   });
 }
 
+// A plane by rows of results, tap by tap, so that neighbours share vectors. Windows of one size only.
+template <class T> void max_by_rows(const PoolGeometry& q, const T* x, T* y, int32_t* chosen) {
+  using C = compute_t<T>;
+  int64_t n = q.out[2], stride = q.stride[2];
+  std::vector<C> best(static_cast<size_t>(n));
+  std::vector<int32_t> taps(chosen ? 0 : best.size());
+  for (int32_t a = 0; a < q.out[0]; ++a)
+    for (int32_t b = 0; b < q.out[1]; ++b, y += n) {
+      int32_t* tap = chosen ? chosen + (int64_t{a} * q.out[1] + b) * n : taps.data();
+      std::fill(best.begin(), best.end(), reduce::Argmax::start<C>().value);
+      std::fill_n(tap, n, -1);
+      PoolWindow u = q.window(0, a), v = q.window(1, b);
+      for (int32_t i = u.begin, ti = u.tap; i < u.end; i += u.step, ++ti)
+        for (int32_t j = v.begin, tj = v.tap; j < v.end; j += v.step, ++tj)
+          for (int32_t k = 0; k < q.kernel[2]; ++k) {
+            int64_t shift = int64_t{k} * q.dilation[2] - q.padding[2], room = q.in[2] - 1 - shift;
+            int64_t first = shift < 0 ? (-shift + stride - 1) / stride : 0, last = room < 0 ? 0 : std::min(n, room / stride + 1);
+            const T* row = x + (int64_t{i} * q.in[1] + j) * q.in[2] + shift;
+            int32_t number = (ti * q.kernel[1] + tj) * q.kernel[2] + k;
+            auto look = [&, to = best.data()](auto step) {
+              for (int64_t o = first; o < last; ++o) {  // as Argmax: the first of the largest, and the first NaN before all
+                C value = C(row[o * step]);
+                bool better = (tap[o] < 0) | (!(value <= to[o]) & (to[o] == to[o]));
+                to[o] = better ? value : to[o];
+                tap[o] = better ? number : tap[o];
+              }
+            };
+            if (stride == 1) look(std::integral_constant<int64_t, 1>());
+            else if (stride == 2) look(std::integral_constant<int64_t, 2>());
+            else look(stride);
+          }
+      for (int64_t o = 0; o < n; ++o) y[o] = T(best[static_cast<size_t>(o)]);
+    }
+}
+
 void run_max_pool(const Call& c, std::span<Tensor> out) {
   PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), c.in[0].shape(), out[0].shape());
   Tensor input = c.in[0].contiguous();
@@ -43,6 +78,7 @@ void run_max_pool(const Call& c, std::span<Tensor> out) {
     T* y = out[0].data<T>();
     int32_t* chosen = out.size() > 1 ? out[1].data<int32_t>() : nullptr;
     each_plane(q, [&](int64_t p) {
+      if (!q.adaptive) return max_by_rows(q, x + p * q.pixels(), y + p * q.positions(), chosen ? chosen + p * q.positions() : nullptr);
       each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
         reduce::Best<C> best = reduce::Argmax::start<C>();
         each_element(q, u, v, w, [&](int64_t i, int64_t tap) { best = reduce::Argmax::add(best, C(x[p * q.pixels() + i]), tap); });
@@ -53,9 +89,23 @@ void run_max_pool(const Call& c, std::span<Tensor> out) {
   });
 }
 
+// Where the taps of a window lie from its first, for windows that are whole.
+std::vector<int64_t> tap_offsets(const PoolGeometry& q) {
+  std::vector<int64_t> all;
+  if (q.adaptive) return all;
+  for (int64_t i = 0; i < q.kernel[0]; ++i)
+    for (int64_t j = 0; j < q.kernel[1]; ++j)
+      for (int64_t k = 0; k < q.kernel[2]; ++k) all.push_back((i * q.dilation[0] * q.in[1] + j * q.dilation[1]) * q.in[2] + k * q.dilation[2]);
+  return all;
+}
+
 // Calls f(place in the input plane) for the element of this number in a window, if it is inside the input.
-template <class F> void chosen_element(const PoolGeometry& q, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w, int64_t tap, F f) {
+template <class F>
+void chosen_element(const PoolGeometry& q, const std::vector<int64_t>& offsets, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w, int64_t tap, F f) {
   if (tap < 0) return;
+  auto whole = [&](const PoolWindow& s, size_t d) { return s.tap == 0 && s.begin + (q.kernel[d] - 1) * s.step < s.end; };
+  if (static_cast<size_t>(tap) < offsets.size() && whole(u, 0) && whole(v, 1) && whole(w, 2))
+    return f((int64_t{u.begin} * q.in[1] + v.begin) * q.in[2] + w.begin + offsets[static_cast<size_t>(tap)]);
   int64_t a = u.begin + (tap / (q.kernel[1] * q.kernel[2]) - u.tap) * u.step, b = v.begin + (tap / q.kernel[2] % q.kernel[1] - v.tap) * v.step,
           c = w.begin + (tap % q.kernel[2] - w.tap) * w.step;
   if (a >= u.begin && a < u.end && b >= v.begin && b < v.end && c >= w.begin && c < w.end) f((a * q.in[1] + b) * q.in[2] + c);
@@ -64,6 +114,7 @@ template <class F> void chosen_element(const PoolGeometry& q, const PoolWindow& 
 void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
   PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), c.in[0].shape(), out[0].shape());
   Tensor input = c.in[0].contiguous(), taps = c.in[1].contiguous();
+  const std::vector<int64_t> offsets = tap_offsets(q);
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     const T* x = input.data<T>();
     T* y = out[0].data<T>();
@@ -72,7 +123,7 @@ void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
       each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
         int64_t o = p * q.positions() + at;
         y[o] = T(0);
-        chosen_element(q, u, v, w, chosen[o], [&](int64_t i) { y[o] = x[p * q.pixels() + i]; });
+        chosen_element(q, offsets, u, v, w, chosen[o], [&](int64_t i) { y[o] = x[p * q.pixels() + i]; });
       });
     });
   });
@@ -91,13 +142,14 @@ template <class T, class F> void scatter_planes(const PoolGeometry& q, T* x, F c
 void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
   PoolGeometry q = pool_geometry(c.as<PoolAttrs>(), out[0].shape(), c.in[0].shape());
   Tensor gradient = c.in[0].contiguous(), taps = c.in[1].contiguous();
+  const std::vector<int64_t> offsets = tap_offsets(q);
   visit<floating_types>(gradient.dtype(), [&]<class T>(Type<T>) {
     const T* g = gradient.data<T>();
     const int32_t* chosen = taps.data<int32_t>();
     scatter_planes(q, out[0].data<T>(), [&]<class A>(int64_t p, A* plane) {
       each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
         int64_t o = p * q.positions() + at;
-        chosen_element(q, u, v, w, chosen[o], [&](int64_t i) { plane[i] += A(g[o]); });
+        chosen_element(q, offsets, u, v, w, chosen[o], [&](int64_t i) { plane[i] += A(g[o]); });
       });
     });
   });

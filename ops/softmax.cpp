@@ -7,28 +7,33 @@
 #include "halftone/ops/all.h"
 #include "halftone/ops/iterate.h"
 #include "halftone/ops/reduce.h"
+#include "halftone/ops/vector_math.h"
 
 namespace halftone {
 namespace {
 
 template <class T> using line_t = std::conditional_t<std::same_as<T, double>, double, float>;
 
+// A line of n elements x(i), given to y(i, value).
+template <bool logarithm, class C, class X, class Y> void line(int64_t n, X x, Y y) {
+  C high = row_max(n, x, reduce::Amax::start<C>());  // a NaN shows in the sum
+  double total = row_sum(n, [x, high](int64_t i) { return vector_exp(x(i) - high); });
+  C scale = static_cast<C>(logarithm ? std::log(total) : 1 / total);
+  for (int64_t i = 0; i < n; ++i) {
+    C v = x(i) - high;
+    y(i, logarithm ? v - scale : vector_exp(v) * scale);
+  }
+}
+
 template <bool logarithm> void run(const Call& c, std::span<Tensor> out) {
   visit<floating_types>(c.in[0].dtype(), [&]<class T>(Type<T>) {
     using C = line_t<T>;
     visit<floating_types>(out[0].dtype(), [&]<class Y>(Type<Y>) {
-      const T* x = c.in[0].data<T>();
-      Y* y = out[0].data<Y>();
       lines<2>({&out[0], &c.in[0]}, c.as<int>(), [&](auto at, auto step, int64_t n) {
-        C high = reduce::Amax::start<C>();
-        for (int64_t i = 0; i < n; ++i) high = reduce::Amax::add(high, C(x[at[1] + i * step[1]]), i);
-        double total = 0;
-        for (int64_t i = 0; i < n; ++i) total += std::exp(C(x[at[1] + i * step[1]]) - high);
-        C scale = static_cast<C>(logarithm ? std::log(total) : 1 / total);
-        for (int64_t i = 0; i < n; ++i) {
-          C v = C(x[at[1] + i * step[1]]) - high;
-          y[at[0] + i * step[0]] = Y(logarithm ? v - scale : std::exp(v) * scale);
-        }
+        const T* x = c.in[0].data<T>() + at[1];
+        Y* y = out[0].data<Y>() + at[0];
+        if (step[0] == 1 && step[1] == 1) line<logarithm, C>(n, [x](int64_t i) { return C(x[i]); }, [y](int64_t i, C v) { y[i] = Y(v); });
+        else line<logarithm, C>(n, [x, dx = step[1]](int64_t i) { return C(x[i * dx]); }, [y, dy = step[0]](int64_t i, C v) { y[i * dy] = Y(v); });
       });
     });
   });
