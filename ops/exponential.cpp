@@ -26,6 +26,10 @@ struct Silu : unary::Silu {
     return s * (T(1) + x * (T(1) - s));
   }
 };
+// Its slope alone, so that it has the bits of the same slope made of exp.
+struct Gelu : unary::Gelu {
+  template <class T> static T slope(T x) { return unary::NormalCdf::f(x) + x * (vector_exp(x * x * T(-0.5)) * T(unary::NormalCdf::inverse_sqrt_2pi)); }
+};
 struct GeluTanh : unary::GeluTanh {
   template <class T> static T f(T x) { return x * sigmoid_of(T(linear) * x * (T(1) + T(cubic) * (x * x))); }
   template <class T> static T slope(T x) {
@@ -55,9 +59,10 @@ template <class Fast> void run_slope(const Call& c, std::span<Tensor> out) {
   if (!tensors || !run_dense(out[0], [](auto v, auto g) { return g * Fast::slope(v); }, c.in[0], c.in[1])) binary::run_cpu<binary::Slope<Fast>>(c, out);
 }
 
+template <class Op, class Fast> void replace_slope() { set_kernel(binary::def<binary::Slope<Op>>, DeviceType::cpu, run_slope<Fast>); }
 template <class Op, class Fast> void replace() {
   set_kernel(unary::def<Op>, DeviceType::cpu, run_unary<Fast>);
-  if constexpr (requires(float v) { Op::slope(v); }) set_kernel(binary::def<binary::Slope<Op>>, DeviceType::cpu, run_slope<Fast>);
+  if constexpr (requires(float v) { Op::slope(v); }) replace_slope<Op, Fast>();
 }
 
 }  // namespace
@@ -67,6 +72,7 @@ void fill_cpu_exponentials() {
   replace<unary::Sigmoid, Sigmoid>();
   replace<unary::Silu, Silu>();
   replace<unary::GeluTanh, GeluTanh>();
+  replace_slope<unary::Gelu, Gelu>();
 }
 
 }  // namespace halftone
