@@ -99,8 +99,9 @@ GradScalerOptions static_scale(double scale) {
 void GradScaler::make_state(Device device) {
   NoGrad off;
   auto number = [&](Scalar v, DType t) { return full({}, v, {.dtype = t, .device = device}); };
-  scale_ = number(options_.init_scale, DType::f32);
-  inverse_ = number(1 / options_.init_scale, DType::f32);
+  double scale = options_.enabled ? options_.init_scale : 1;
+  scale_ = number(scale, DType::f32);
+  inverse_ = number(1 / scale, DType::f32);
   streak_ = number(0, DType::i64);
   skipped_ = number(0, DType::i64);
   patience_ = number(options_.hysteresis, DType::i64);

@@ -471,3 +471,10 @@ TEST_CASE("loading an optimizer's first state forgets its moments") {
   opt.load_state_dict(fresh);
   REQUIRE(step() == first);
 }
+
+TEST_CASE("a disabled scaler's scale is 1 for those who multiply by it themselves") {
+  amp::GradScaler off({.enabled = false});
+  CHECK(off.scale_tensor().item<float>() == 1);
+  CHECK(off.inverse_scale().item<float>() == 1);
+  CHECK(off.get_scale() == 1);
+}
