@@ -116,8 +116,9 @@ void write_trace(const std::string& file) {
   for (size_t i = 0; i < all.size(); ++i) {
     auto& r = all[i];
     char line[512];
-    std::snprintf(line, sizeof line, "{\"name\": \"%.100s\", \"ph\": \"X\", \"pid\": \"cuda:%u\", \"tid\": \"%s, stream %u\", \"ts\": %.2f, \"dur\": %.2f}%s\n", r.kernel.c_str(),
-                  r.device, r.reduces() ? "reduces" : "computes", r.stream, r.begin - start, r.end - r.begin, i + 1 < all.size() ? "," : "");
+    std::snprintf(line, sizeof line,
+                  "{\"name\": \"%.100s\", \"ph\": \"X\", \"pid\": \"cuda:%u\", \"tid\": \"%s, stream %u\", \"ts\": %.2f, \"dur\": %.2f}%s\n",
+                  r.kernel.c_str(), r.device, r.reduces() ? "reduces" : "computes", r.stream, r.begin - start, r.end - r.begin, i + 1 < all.size() ? "," : "");
     text += line;
   }
   io::replace_file(file, text + "]}\n");

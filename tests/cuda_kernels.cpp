@@ -23,7 +23,8 @@ using Catch::Matchers::Contains;
 namespace {
 
 // HALFTONE_TEST_DEVICE=1: all of this on the second GPU, while the first is the thread's.
-const Device gpu = Device::cuda(std::getenv("HALFTONE_TEST_DEVICE") ? std::atoi(std::getenv("HALFTONE_TEST_DEVICE")) : 0);
+const char* second = std::getenv("HALFTONE_TEST_DEVICE");
+const Device gpu = Device::cuda(second ? std::atoi(second) : 0);
 
 // ---- values
 
