@@ -137,6 +137,9 @@ void Optimizer::step_group(size_t g, const StepControls& controls) {
     HT_CHECK(!body.was_owned || body.owners > 0, class_name_, ": parameter ", i, " ", body.meta,
              " belongs to no module any more; it was replaced after this optimizer was made");
     grads.push_back(share_ && !share_(g, i) ? Tensor() : group.params[i].grad());
+    if (!controls.found_inf.defined() && grads.back().defined() && group.params[i].requires_grad())
+      HT_CHECK(grad_stamp(group.params[i]) == 0, class_name_, ": the gradient of parameter ", i, " ", body.meta,
+               " is scaled by a GradScaler; let scaler.step(opt) take the step, or call scaler.unscale_(opt) first");
   }
   follow(group.lr, group.params[0]);
   regroup(group, grads);

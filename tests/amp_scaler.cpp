@@ -478,3 +478,17 @@ TEST_CASE("a disabled scaler's scale is 1 for those who multiply by it themselve
   CHECK(off.inverse_scale().item<float>() == 1);
   CHECK(off.get_scale() == 1);
 }
+
+TEST_CASE("an optimizer by itself takes no step on scaled gradients") {
+  Tensor p = ones({2}, {.requires_grad = true});
+  optim::SGD opt({p}, {.lr = 1});
+  amp::GradScaler scaler({.init_scale = 64}), off({.enabled = false});
+  scaler.scale((p * 0.25).sum()).backward();
+  const char* text = "SGD: the gradient of parameter 0 [2] (f32) is scaled by a GradScaler; let scaler.step(opt) take the step, or call scaler.unscale_(opt) first";
+  CHECK_THROWS_WITH(opt.step(), text);
+  CHECK_THROWS_WITH(off.step(opt), text);
+  CHECK(p.detach().to_vector<float>() == std::vector<float>{1, 1});
+  scaler.unscale_(opt);
+  opt.step();
+  CHECK(p.detach().to_vector<float>() == std::vector<float>{.75f, .75f});
+}
