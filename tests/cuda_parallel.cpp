@@ -1,30 +1,15 @@
 // DistributedDataParallel, sharded states and SyncBatchNorm on GPUs: a group of one rank trains bit for bit as the plain loop does,
 // eagerly and captured, without a wait; with several GPUs all ranks stay alike. DataParallel on one and on several.
-#include <cmath>
 #include <set>
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/values.h"
 
 using namespace halftone;
+using namespace halftone::tests;
 
 namespace {
-
-using Values = std::vector<std::vector<double>>;
-Values values(const std::vector<Tensor>& tensors) {
-  Values v;
-  for (auto& t : tensors) v.push_back(t.to_vector<double>());
-  return v;
-}
-double largest_difference(const Values& a, const Values& b) {
-  double most = 0, size = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    for (size_t k = 0; k < a[i].size(); ++k) {
-      most = std::max(most, std::fabs(a[i][k] - b[i][k]));
-      size = std::max(size, std::fabs(b[i][k]));
-    }
-  return most / size;
-}
 
 nn::Sequential network(bool images) {
   manual_seed(11);

@@ -9,13 +9,13 @@
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/error_text.h"
+#include "halftone/tests/values.h"
 
 using namespace halftone;
+using namespace halftone::tests;
 using Catch::Contains;
 
 namespace {
-
-using Values = std::vector<std::vector<double>>;
 
 // What ranks find wrong: Catch's macros are for one thread.
 class Findings {
@@ -48,24 +48,10 @@ void on_groups(const std::function<void(distributed::Group& rank, Findings& foun
   for (int n : {2, 4}) distributed::threads(n, 60).run([&](distributed::Group& rank) { f(rank, found); });
 }
 
-Values values(const std::vector<Tensor>& tensors) {
-  Values v;
-  for (auto& t : tensors) v.push_back(t.to_vector<double>());
-  return v;
-}
 Values gradients(const nn::Module& net) {
   Values v;
   for (auto& p : net.parameters()) v.push_back(p.grad().defined() ? p.grad().to_vector<double>() : std::vector<double>());
   return v;
-}
-double largest_difference(const Values& a, const Values& b) {
-  double most = 0, size = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    for (size_t k = 0; k < a[i].size(); ++k) {
-      most = std::max(most, std::fabs(a[i][k] - b[i][k]));
-      size = std::max(size, std::fabs(b[i][k]));
-    }
-  return most / size;
 }
 
 // A network, and a batch of which each rank gets its part.
