@@ -144,7 +144,7 @@ int main(int argc, char** argv) try {
   CLI::App app("Times the steps of DistributedDataParallel beside plain ones, eager and captured; one JSON line a mode");
   app.add_option("--device", o.device, "cpu or cuda")->capture_default_str();
   app.add_option("--ranks", o.ranks, "groups of so many threads, one after the other; none: the processes that mpirun or srun started");
-  app.add_option("--models", o.models, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2")->capture_default_str();
+  app.add_option("--models", o.models, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2 gpt_small")->capture_default_str();
   app.add_option("--precisions", o.precisions, "fp32 fp16 bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   app.add_option("--rounds", o.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--tune", o.plans, "choose kernels by timing them first, and keep the choices in this file");

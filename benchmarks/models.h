@@ -139,6 +139,11 @@ inline Workload perceptron_workload(const std::string& name, const std::vector<i
   for (int64_t w : widths) model += (model == "mlp" ? ":" : ",") + std::to_string(w);
   return {name, model, [widths] { return owned(perceptron(widths)); }, batch, {widths.front()}, widths.back()};
 }
+inline Workload gpt_workload(const std::string& name, int64_t layers, int64_t heads, int64_t width, int64_t vocabulary, int64_t context,
+                             int64_t batch) {
+  return {name, text::cat("gpt:", layers, ",", heads, ",", width, ",", vocabulary),
+          [=] { return owned(Gpt(vocabulary, context, layers, heads, width)); }, batch, {context}, vocabulary, vocabulary, true};
+}
 inline std::vector<Workload> workloads() {
   auto lenet = [] {
     return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
@@ -149,7 +154,8 @@ inline std::vector<Workload> workloads() {
           {"lenet", "lenet", lenet, 256, {1, 28, 28}, 10, 0, true},
           {"resnet18", "resnet18", [] { return owned(residual_network({2, 2, 2, 2}, false, true, 10)); }, 512, {3, 32, 32}, 10},
           {"resnet50", "resnet50", [] { return owned(residual_network({3, 4, 6, 3}, true, false, 1000)); }, 256, {3, 224, 224}, 1000},
-          {"gpt2", "gpt2", [] { return owned(Gpt(50304, 1024, 12, 12, 768)); }, 32, {1024}, 50304, 50304, true}};
+          gpt_workload("gpt2", 12, 12, 768, 50304, 1024, 32),
+          gpt_workload("gpt_small", 6, 8, 256, 1024, 128, 8)};
 }
 
 }  // namespace benchmarks

@@ -310,7 +310,7 @@ int main(int argc, char** argv) {
       "copy's speed at which its operators read and write; the peak of memory; the loss after some steps from one seed, and how far that is "
       "from fp32's; steps that the scaler skipped, operators that a step calls, and the casts among them. OUT gets bench.jsonl and bench.svg.");
   app.add_option("--device", o.device, "cpu, cuda or cuda:N; the GPU where there is one");
-  app.add_option("--models", o.models, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2")->check(CLI::IsMember(names))->capture_default_str();
+  app.add_option("--models", o.models, "the networks to train")->check(CLI::IsMember(names))->capture_default_str();
   app.add_option("--mlp", o.mlp, "a perceptron of your own instead: --mlp 784,256,10")->delimiter(',')->check(CLI::PositiveNumber);
   app.add_option("--batch", o.batch, "examples a step; by default what is usual for a model, and less where a step would take too long")
       ->check(CLI::PositiveNumber);

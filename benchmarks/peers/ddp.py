@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from peers import Torch
 
 WORKLOADS = {"mlp_small": ("mlp:784,256,128,10", 128, 0, "sgd"), "resnet18": ("resnet18", 512, 0, "sgd"), "resnet50": ("resnet50", 256, 0, "sgd"),
-             "gpt2": ("gpt2", 32, 1024, "adamw")}
+             "gpt2": ("gpt:12,12,768,50304", 32, 1024, "adamw")}
 
 
 def measure(peer, steps):

@@ -6,7 +6,23 @@ import sys
 import time
 
 
-def sizes(model):  # "mlp:784,256,10"
+class ProcessMemory:
+    """By how much this process grew at most since then, in MiB: what a framework without figures of its own takes on the CPU."""
+
+    def __init__(self):
+        with open("/proc/self/clear_refs", "w") as f:
+            f.write("5")  # the peak begins anew
+        self.begin = self.read("VmRSS")
+
+    def read(self, name):
+        with open("/proc/self/status") as f:
+            return next(int(line.split()[1]) / 1024 for line in f if line.startswith(name))
+
+    def peak(self):
+        return self.read("VmHWM") - self.begin
+
+
+def sizes(model):  # "mlp:784,256,10", "gpt:layers,heads,width,vocabulary"
     return [int(n) for n in model.split(":")[1].split(",")]
 
 
@@ -14,7 +30,9 @@ def sizes(model):  # "mlp:784,256,10"
 def example(model):
     if model.startswith("mlp:"):
         return (sizes(model)[0],), sizes(model)[-1]
-    return {"lenet": ((1, 28, 28), 10), "resnet18": ((3, 32, 32), 10), "resnet50": ((3, 224, 224), 1000), "gpt2": (None, 50304)}[model]
+    if model.startswith("gpt:"):
+        return None, sizes(model)[-1]
+    return {"lenet": ((1, 28, 28), 10), "resnet18": ((3, 32, 32), 10), "resnet50": ((3, 224, 224), 1000)}[model]
 
 
 class Torch:
@@ -70,7 +88,7 @@ class Torch:
                 return x + self.out(F.gelu(self.wide(self.norm2(x)), approximate="tanh"))
 
         class Gpt(nn.Module):
-            def __init__(self, vocabulary=50304, places=1024, layers=12, heads=12, width=768):
+            def __init__(self, places, layers, heads, width, vocabulary):
                 super().__init__()
                 self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(places, width)
                 self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
@@ -89,8 +107,8 @@ class Torch:
         if model == "lenet":
             return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
                                  nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
-        if model == "gpt2":
-            return Gpt()
+        if model.startswith("gpt:"):
+            return Gpt(context, *sizes(model))
         deep = model == "resnet50"
         if deep:
             layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
@@ -110,7 +128,7 @@ class Torch:
             raise RuntimeError("this PyTorch has no CUDA")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.benchmark = True
-        self.kind = kind
+        self.kind, self.memory = kind, ProcessMemory()
         if kind == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -160,7 +178,7 @@ class Torch:
 
     def close(self):
         self.step = self.loss = None
-        return torch.cuda.max_memory_allocated() / 2**20 if self.kind == "cuda" else float("nan")
+        return torch.cuda.max_memory_allocated() / 2**20 if self.kind == "cuda" else self.memory.peak()
 
 
 class Jax:
@@ -208,11 +226,11 @@ class Jax:
                 n, h, w, c = x.shape
                 x = x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))  # reduce_window has no fast gradient in fp16
                 return dense(p[3], jax.nn.relu(dense(p[2], x.reshape(n, -1))))
-        elif model == "gpt2":
-            width, heads = 768, 12
+        elif model.startswith("gpt:"):
+            layers, heads, width, vocabulary = sizes(model)
             blocks = [dict(qkv=linear(next(keys), width, 3 * width), proj=linear(next(keys), width, width), wide=linear(next(keys), width, 4 * width),
-                           out=linear(next(keys), 4 * width, width), norm1=[jnp.ones(width), jnp.zeros(width)], norm2=[jnp.ones(width), jnp.zeros(width)]) for _ in range(12)]
-            weights = dict(tokens=jax.random.normal(next(keys), (50304, width)), places=jax.random.normal(next(keys), (1024, width)), blocks=blocks,
+                           out=linear(next(keys), 4 * width, width), norm1=[jnp.ones(width), jnp.zeros(width)], norm2=[jnp.ones(width), jnp.zeros(width)]) for _ in range(layers)]
+            weights = dict(tokens=jax.random.normal(next(keys), (vocabulary, width)), places=jax.random.normal(next(keys), (context, width)), blocks=blocks,
                            norm=[jnp.ones(width), jnp.zeros(width)])
 
             def norm(p, x):
