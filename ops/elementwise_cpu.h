@@ -55,7 +55,9 @@ namespace ternary {
 
 // A number's place is taken by a, read as one element again and again, whose value is not used.
 template <class Op> void run_cpu(const Call& call, std::span<Tensor> out) {
-  auto [op, numbers] = call.as<Given<Op>>();
+  const Given<Op>& given = call.as<Given<Op>>();
+  const Op& op = given.op;  // names of their own: Clang before 16 refuses structured bindings in lambdas
+  const auto& numbers = given.numbers;
   visit<elementwise::types_of<Op>()>(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using C = compute_t<T>;
     const Tensor& a = call.in[0];
