@@ -1,8 +1,10 @@
 // Groups of GPUs. A rank has one communicator and a stream of its own, which runs a collective behind what the caller's
 // stream has queued; wait() queues the caller's stream behind it. The host waits for no device, so all of it may be
 // captured. What ranks have to agree on (the communicator's id, that they make the same calls) goes through the group's
-// CPU end. A thread of the process watches: on an error, a deadline or the failure of another rank it aborts the
-// communicator, whose kernels then end. It only asks, and no call of it waits for a device.
+// CPU end. A thread of the process watches: on an error, a deadline or the failure of another rank it has the communicator
+// aborted, whose kernels then end. It makes no call of CUDA, which might wait for what only it can end.
+#include <cuda.h>
+#include <dlfcn.h>
 #include <nccl.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -41,94 +44,185 @@ ncclRedOp_t reduction(Reduce how, DType t) {
 }
 int64_t bytes(DType t, int64_t n) { return n * static_cast<int64_t>(size_of(t)); }
 
+Clock::time_point after(double seconds) { return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)); }
+
+// A number in pinned memory that a stream raises when it gets there. Reading it is no call of CUDA.
+class Counter {
+ public:
+  Counter() : word_(take()) {}
+  void raise(cudaStream_t stream, int64_t to) {
+    static const auto write = [] {
+      void* driver = dlopen("libcuda.so.1", RTLD_NOW);  // loaded already; the way to ask the run time for it differs between its versions
+      void* f = driver ? dlsym(driver, "cuStreamWriteValue64_v2") : nullptr;
+      HT_CHECK(f, "cuda: libcuda.so.1 has no cuStreamWriteValue64_v2; install a driver of CUDA 12 or later");
+      return reinterpret_cast<CUresult (*)(CUstream, CUdeviceptr, cuuint64_t, unsigned)>(f);
+    }();
+    CUresult status = write(stream, reinterpret_cast<CUdeviceptr>(word_), static_cast<cuuint64_t>(to), CU_STREAM_WRITE_VALUE_DEFAULT);
+    HT_CHECK(status == CUDA_SUCCESS, "cuStreamWriteValue64: error ", static_cast<int>(status), " of CUDA's driver");
+  }
+  int64_t value() const { return std::atomic_ref(*word_).load(std::memory_order_acquire); }
+
+ private:
+  // Never given back: a stream may have to write it yet.
+  static int64_t* take() {
+    constexpr size_t many = 512;
+    static std::mutex lock;
+    static int64_t* words = nullptr;
+    static size_t taken = many;
+    std::lock_guard guard(lock);
+    if (taken == many) {
+      void* data = nullptr;
+      cuda::check(cudaHostAlloc(&data, many * sizeof(int64_t), cudaHostAllocPortable), "cudaHostAlloc");
+      std::memset(data, 0, many * sizeof(int64_t));
+      words = static_cast<int64_t*>(data);
+      taken = 0;
+    }
+    return words + taken++;
+  }
+  int64_t* word_;
+};
+
+// ncclCommAbort and ncclCommDestroy wait: for graphs that hold collectives, for other ranks of the machine to do the same, and, as they free
+// memory, for devices. So they run on threads of their own. An abort ends the kernels before it waits for anything.
+std::shared_future<void> let_go(ncclComm_t comm, ncclResult_t (*how)(ncclComm_t), std::shared_ptr<std::timed_mutex> calls) {
+  std::packaged_task<void()> task([=] {
+    { std::unique_lock last_call(*calls, std::chrono::seconds(1)); }  // one that does not return is ended by what follows
+    how(comm);
+  });
+  std::shared_future<void> gone = task.get_future();
+  std::thread(std::move(task)).detach();
+  return gone;
+}
+
 // A communicator and what is under way on it.
 class Communicator {
  public:
-  Communicator(Device device, int rank, int size, const ncclUniqueId& id, double deadline);
+  // All ranks of the group at once.
+  Communicator(std::shared_ptr<Transport> control, Device device, const ncclUniqueId& id);
   ~Communicator();
   Communicator(const Communicator&) = delete;
 
   // Queues the call on the communication stream, between what the caller's stream has queued and `end`.
   void queue(const Request& r, int64_t sequence, const std::shared_ptr<Event>& end);
-  // Waits for the host's part of a call, which NCCL does on a thread of its own.
-  void settle(const char* what, Clock::time_point until);
   // Throws what stopped it.
   void check();
   void stop(const Failure& failure);
+  // Waits until NCCL has given back what it held, but no longer than a communicator may take to end.
+  void await_gone() const { if (gone_.valid()) gone_.wait_until(after(patience())); }
   // The watchdog's look. `here`: all communicators of this process, of other groups, too.
-  void look(Transport& control, const std::vector<std::shared_ptr<Communicator>>& here);
+  void look(const std::vector<Communicator*>& here);
 
  private:
   struct Running {
-    std::shared_ptr<Event> end;
     std::string what;
     int64_t sequence;
     Clock::time_point until;
   };
-  void all_reduce(const Request& r);
-  void reduce_scatter(const Request& r);
-  void nccl(ncclResult_t status, const char* what);
+  // A call of NCCL on comm_, unless it has been stopped.
+  template <class F> void call(const char* what, F f) {
+    std::lock_guard calling(*calls_);
+    check();
+    nccl(f(), what);
+  }
+  // Waits for the host's part of a call, which NCCL does on a thread of its own.
+  void settle(const std::string& what, Clock::time_point until);
+  void reduce(const Request& r, Clock::time_point until);
+  void stop_locked(const Failure& failure);
+  void drop_ended() { while (!running_.empty() && ended_.value() > running_.front().sequence) running_.pop_front(); }
+  void nccl(ncclResult_t status, const char* what) const;
   cudaStream_t handle() const { return static_cast<cudaStream_t>(stream_.handle()); }
+  double patience() const { return std::min(deadline_, 5.0); }
 
-  Device device_;
-  int rank_, size_;
-  ncclUniqueId id_;
-  double deadline_;
+  const std::shared_ptr<Transport> control_;
+  const Device device_;
+  const int rank_, size_;
+  const ncclUniqueId id_;
+  const double deadline_;
   std::atomic<int64_t> made_ = 0;  // calls
+  Counter ended_;                  // calls
   Stream stream_;
-  std::mutex lock_;  // of calls on comm_; none of them waits
+  const std::shared_ptr<std::timed_mutex> calls_ = std::make_shared<std::timed_mutex>();  // held during calls on comm_; taken before lock_
   ncclComm_t comm_ = nullptr;
-  bool aborted_ = false;
+  std::mutex lock_;  // of all below
+  std::shared_future<void> gone_;
   std::deque<Running> running_;
   std::optional<Failure> failure_;
 };
 
-Clock::time_point after(double seconds) { return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)); }
+// Looks at all communicators of the process, twenty times a second.
+class Watchdog {
+ public:
+  static Watchdog& get() {
+    static auto* w = new Watchdog;  // never destroyed: it watches to the end
+    return *w;
+  }
+  void watch(Communicator* c) {
+    std::lock_guard guard(lock_);
+    watched_.push_back(c);
+    if (!std::exchange(running_, true)) std::thread([this] { serve(); }).detach();
+  }
+  void forget(Communicator* c) {
+    std::lock_guard guard(lock_);
+    std::erase(watched_, c);
+  }
 
-Communicator::Communicator(Device device, int rank, int size, const ncclUniqueId& id, double deadline)
-    : device_(device), rank_(rank), size_(size), id_(id), deadline_(deadline), stream_(device.index) {
+ private:
+  void serve() {
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
+      std::lock_guard guard(lock_);
+      for (auto* c : watched_) c->look(watched_);
+    }
+  }
+  std::mutex lock_;
+  std::vector<Communicator*> watched_;
+  bool running_ = false;
+};
+
+Communicator::Communicator(std::shared_ptr<Transport> control, Device device, const ncclUniqueId& id)
+    : control_(std::move(control)), device_(device), rank_(control_->rank()), size_(control_->size()), id_(id), deadline_(control_->deadline()),
+      stream_(device.index) {
   DeviceGuard guard(device.index);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  nccl(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
-  settle("init", after(deadline));
+  try {
+    call("ncclCommInitRankConfig", [&] { return ncclCommInitRankConfig(&comm_, size_, id_, rank_, &config); });
+    settle("init", after(deadline_));
+  } catch (const Error& e) {
+    stop({.text = e.what(), .operation = "init"});
+    throw;
+  }
+  Watchdog::get().watch(this);
 }
 
 Communicator::~Communicator() {
-  if (!comm_ || aborted_) return;
-  DeviceGuard guard(device_.index);
-  RelaxedCapture relaxed;
-  auto until = after(failure_ ? 0 : std::min(deadline_, 5.0));
-  auto ended = [&] { return running_.empty() || running_.back().end->done(); };
-  ncclResult_t state = ncclInProgress;
-  try {
-    while (!ended() && Clock::now() < until) std::this_thread::yield();
-    if (ended() && !failure_ && ncclCommFinalize(comm_) <= ncclInProgress)
-      while (ncclCommGetAsyncError(comm_, &state) == ncclSuccess && state == ncclInProgress && Clock::now() < until) std::this_thread::yield();
-  } catch (const Error&) {
-    state = ncclUnhandledCudaError;
+  Watchdog::get().forget(this);
+  if (!gone_.valid()) {
+    DeviceGuard guard(device_.index);
+    RelaxedCapture relaxed;
+    auto until = after(patience());
+    while (drop_ended(), !running_.empty() && Clock::now() < until) std::this_thread::yield();
+    ncclResult_t state = running_.empty() ? ncclCommFinalize(comm_) : ncclInternalError;
+    while (state == ncclInProgress && ncclCommGetAsyncError(comm_, &state) == ncclSuccess && Clock::now() < until) std::this_thread::yield();
+    gone_ = let_go(comm_, state == ncclSuccess ? ncclCommDestroy : ncclCommAbort, calls_);
   }
-  if (state == ncclSuccess) ncclCommDestroy(comm_);
-  else ncclCommAbort(comm_);
+  await_gone();
 }
 
-void Communicator::nccl(ncclResult_t status, const char* what) {
+void Communicator::nccl(ncclResult_t status, const char* what) const {
   HT_CHECK(status == ncclSuccess || status == ncclInProgress, "nccl: ", what, ": ", ncclGetErrorString(status), ": ", ncclGetLastError(comm_));
 }
 
-void Communicator::settle(const char* what, Clock::time_point until) {
+void Communicator::settle(const std::string& what, Clock::time_point until) {
   for (;;) {
     ncclResult_t state = ncclSuccess;
-    {
-      std::lock_guard guard(lock_);
-      if (failure_) failure_->raise();
+    call(what.c_str(), [&] {
       nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-      nccl(state, what);
-    }
+      return state;
+    });
     if (state == ncclSuccess) return;
     if (Clock::now() > until) {
       stop({.text = text::cat(what, ": the ranks of this group of ", size_, " did not meet within ", deadline_, " s on ", device_), .operation = what});
-      failure_->raise();
+      check();
     }
     std::this_thread::yield();
   }
@@ -141,52 +235,48 @@ void Communicator::check() {
 
 void Communicator::stop(const Failure& failure) {
   std::lock_guard guard(lock_);
+  stop_locked(failure);
+}
+void Communicator::stop_locked(const Failure& failure) {
   if (failure_) return;
   failure_ = failure;
-  if (comm_) ncclCommAbort(comm_);
-  aborted_ = true;
+  if (comm_) gone_ = let_go(comm_, ncclCommAbort, calls_);
 }
 
-void Communicator::look(Transport& control, const std::vector<std::shared_ptr<Communicator>>& here) {
-  std::optional<Failure> found;
+void Communicator::look(const std::vector<Communicator*>& here) {
   try {
-    control.check();
+    control_->check();
   } catch (const MismatchError& e) {
-    found = Failure{.mismatch = true, .text = e.what()};
+    return stop({.mismatch = true, .text = e.what()});
   } catch (const CommunicationError& e) {
-    found = Failure{.text = e.what(), .operation = e.operation, .sequence = e.sequence, .ranks = e.ranks};
+    return stop({.text = e.what(), .operation = e.operation, .sequence = e.sequence, .ranks = e.ranks});
   }
-  if (!found) {
-    std::lock_guard guard(lock_);
-    if (failure_ || !comm_) return;
-    BoundDevice bound(device_.index);
-    ncclResult_t state = ncclSuccess;
-    ncclCommGetAsyncError(comm_, &state);
-    std::string broken = state == ncclSuccess || state == ncclInProgress ? "" : text::cat(ncclGetErrorString(state), ": ", ncclGetLastError(comm_));
-    try {
-      while (!running_.empty() && running_.front().end->done()) running_.pop_front();
-    } catch (const Error& e) {
-      broken = e.what();
-    }
-    if (!running_.empty() && (!broken.empty() || Clock::now() > running_.front().until)) {
-      auto& r = running_.front();
-      std::vector<int> silent = control.silent(), late;
-      for (auto& c : here) if (std::memcmp(&c->id_, &id_, sizeof id_) == 0 && c->made_ <= r.sequence) late.push_back(c->rank_);
-      std::sort(late.begin(), late.end());
-      std::string why = !broken.empty() ? text::cat("failed on ", device_, ": ", broken) : text::cat("did not end within ", deadline_, " s on ", device_);
-      if (!late.empty()) why += text::cat(": ", list_ranks(late), late.size() == 1 ? " has" : " have", " not made it");
-      if (!silent.empty()) why += text::cat(": ", list_ranks(silent), silent.size() == 1 ? " is" : " are", " not heard of");
-      silent.insert(silent.end(), late.begin(), late.end());
-      found = Failure{.text = text::cat(r.what, ": call ", r.sequence, " of this group of ", size_, " ", why), .operation = r.what.substr(0, r.what.find_first_of("( ")),
-                      .sequence = r.sequence, .ranks = silent};
-    } else if (!broken.empty()) {
-      found = Failure{.text = text::cat("nccl: rank ", rank_, " on ", device_, ": ", broken), .operation = "nccl"};
-    }
+  std::unique_lock calling(*calls_, std::try_to_lock);  // who is in a call may be held up in it
+  std::lock_guard guard(lock_);
+  if (failure_) return;
+  ncclResult_t state = ncclSuccess;
+  if (calling) ncclCommGetAsyncError(comm_, &state);
+  std::string broken = state == ncclSuccess || state == ncclInProgress ? "" : text::cat(ncclGetErrorString(state), ": ", ncclGetLastError(comm_));
+  drop_ended();
+  Failure found;
+  if (!running_.empty() && (!broken.empty() || Clock::now() > running_.front().until)) {
+    auto& r = running_.front();
+    std::vector<int> silent = control_->silent(), late;
+    for (auto* c : here) if (std::memcmp(&c->id_, &id_, sizeof id_) == 0 && c->made_ <= r.sequence) late.push_back(c->rank_);
+    std::sort(late.begin(), late.end());
+    std::string why = !broken.empty() ? text::cat("failed on ", device_, ": ", broken) : text::cat("did not end within ", deadline_, " s on ", device_);
+    if (!late.empty()) why += text::cat(": ", list_ranks(late), late.size() == 1 ? " has" : " have", " not made it");
+    if (!silent.empty()) why += text::cat(": ", list_ranks(silent), silent.size() == 1 ? " is" : " are", " not heard of");
+    silent.insert(silent.end(), late.begin(), late.end());
+    found = {.text = text::cat(r.what, ": call ", r.sequence, " of this group of ", size_, " ", why), .operation = r.what.substr(0, r.what.find_first_of("( ")),
+             .sequence = r.sequence, .ranks = silent};
+  } else if (!broken.empty()) {
+    found = {.text = text::cat("nccl: rank ", rank_, " on ", device_, ": ", broken), .operation = "nccl"};
+  } else {
+    return;
   }
-  if (found) {
-    control.fail(*found);
-    stop(*found);
-  }
+  control_->fail(found);
+  stop_locked(found);
 }
 
 void Communicator::queue(const Request& r, int64_t sequence, const std::shared_ptr<Event>& end) {
@@ -199,150 +289,81 @@ void Communicator::queue(const Request& r, int64_t sequence, const std::shared_p
     StreamGuard on(stream_);
     const Description& d = r.what;
     auto n = static_cast<size_t>(d.x.shape.numel());
-    if (n > 0 && d.operation == Operation::all_reduce) all_reduce(r);
-    else if (n > 0 && d.operation == Operation::reduce_scatter) reduce_scatter(r);
-    else if (n > 0) {
-      std::lock_guard guard(lock_);
-      if (failure_) failure_->raise();
-      if (d.operation == Operation::broadcast)
-        nccl(ncclBroadcast(r.x.raw_data(), r.x.raw_data(), n * size_of(d.x.dtype), ncclUint8, d.root, comm_, handle()), "ncclBroadcast");
-      else nccl(ncclAllGather(r.x.raw_data(), r.out.raw_data(), n * size_of(d.x.dtype), ncclUint8, comm_, handle()), "ncclAllGather");
+    if (n > 0) {
+      if (d.operation == Operation::all_reduce || d.operation == Operation::reduce_scatter) reduce(r, until);
+      else if (d.operation == Operation::broadcast)
+        call("ncclBroadcast", [&] { return ncclBroadcast(r.x.raw_data(), r.x.raw_data(), n * size_of(d.x.dtype), ncclUint8, d.root, comm_, handle()); });
+      else call("ncclAllGather", [&] { return ncclAllGather(r.x.raw_data(), r.out.raw_data(), n * size_of(d.x.dtype), ncclUint8, comm_, handle()); });
+      settle(str(d.operation), until);
     }
-    if (n > 0) settle(d.operation == Operation::broadcast ? "broadcast" : "collective", until);
     end->record(device_.index);
   }
   made_ = sequence + 1;
-  if (capturing) return;  // a replay has no deadline of its own, and its events cannot be asked
+  if (capturing) return;  // a replay has no deadline of its own
+  ended_.raise(handle(), sequence + 1);
   for (auto& t : {r.x, r.out}) if (t.defined() && t.numel() > 0) record_stream(t, stream_);
   std::lock_guard guard(lock_);
-  running_.push_back({end, str(r.what), sequence, until});
+  running_.push_back({str(r.what), sequence, until});
 }
 
-void Communicator::all_reduce(const Request& r) {
-  DType t = r.what.x.dtype;
-  int64_t n = r.what.x.shape.numel();
+// all_reduce and reduce_scatter.
+void Communicator::reduce(const Request& r, Clock::time_point until) {
+  const Description& d = r.what;
+  DType t = d.x.dtype;
+  bool scatter = d.operation == Operation::reduce_scatter;
+  const std::string name = str(d.operation);
+  int64_t n = d.x.shape.numel(), n_out = scatter ? n / size_ : n;
   auto* x = static_cast<char*>(r.x.raw_data());
-  bool extremum = r.what.how == Reduce::min || r.what.how == Reduce::max;
-  auto until = after(deadline_);
-  auto call = [&](const void* from, void* to, ncclDataType_t type, ncclRedOp_t op) {
-    std::lock_guard guard(lock_);
-    if (failure_) failure_->raise();
-    nccl(ncclAllReduce(from, to, static_cast<size_t>(n), type, op, comm_, handle()), "ncclAllReduce");
+  auto* out = scatter ? static_cast<char*>(r.out.raw_data()) : x;
+  auto queue_one = [&](const void* from, void* to, ncclDataType_t type, ncclRedOp_t op) {
+    call(name.c_str(), [&] {
+      return (scatter ? ncclReduceScatter : ncclAllReduce)(from, to, static_cast<size_t>(n_out), type, op, comm_, handle());
+    });
   };
-  if (is_floating(t) && extremum) {
-    bool wide = t == DType::f64;
-    Scratch keys(static_cast<size_t>(n) * (wide ? 8 : 4));
-    to_keys(t, x, keys.as<>(), n, r.what.how == Reduce::max);
-    call(keys.as<>(), keys.as<>(), wide ? ncclInt64 : ncclInt32, r.what.how == Reduce::max ? ncclMax : ncclMin);
-    settle("all_reduce", until);
-    return from_keys(t, keys.as<>(), x, n);
+  if (is_floating(t) && (d.how == Reduce::min || d.how == Reduce::max)) {
+    bool wide = t == DType::f64, max = d.how == Reduce::max;
+    int64_t width = wide ? 8 : 4;
+    Scratch keys(static_cast<size_t>(n * width));
+    auto* mine = keys.as<char>() + (scatter ? rank_ * n_out * width : 0);
+    to_keys(t, x, keys.as<>(), n, max);
+    queue_one(keys.as<>(), mine, wide ? ncclInt64 : ncclInt32, max ? ncclMax : ncclMin);
+    settle(name, until);
+    return from_keys(t, mine, out, n_out);
   }
-  if (!is_16bit_dtype(t) || size_ == 1) return call(x, x, type_of(t), reduction(r.what.how, t));
+  if (!is_16bit_dtype(t) || size_ == 1) return queue_one(x, out, type_of(t), reduction(d.how, t));
 
-  // Slices to their owners, a sum that rounds once, and the sums to all: the traffic of a ring.
+  // Slices to their owners, a sum that rounds once, and for all_reduce the sums to all: the traffic of a ring.
   auto cut = [&](int p) { return n * p / size_; };
-  auto count = [&](int p) { return static_cast<size_t>(cut(p + 1) - cut(p)); };
-  int64_t first = cut(rank_), mine = cut(rank_ + 1) - first;
+  auto count = [&](int p) { return cut(p + 1) - cut(p); };
+  int64_t mine = count(rank_);
+  auto* sums = scatter ? out : x + bytes(t, cut(rank_));
   Scratch parts(static_cast<size_t>(bytes(t, mine * size_)));
-  {
-    std::lock_guard guard(lock_);
-    if (failure_) failure_->raise();
-    nccl(ncclGroupStart(), "ncclGroupStart");
-    for (int p = 0; p < size_; ++p) {
-      if (count(p) > 0) nccl(ncclSend(x + bytes(t, cut(p)), count(p), type_of(t), p, comm_, handle()), "ncclSend");
-      if (mine > 0) nccl(ncclRecv(parts.as<char>() + bytes(t, p * mine), static_cast<size_t>(mine), type_of(t), p, comm_, handle()), "ncclRecv");
-    }
-    nccl(ncclGroupEnd(), "ncclGroupEnd");
-  }
-  settle("all_reduce", until);
-  sum_ranks(t, parts.as<>(), x + bytes(t, first), mine, size_, r.what.how == Reduce::mean);
-  std::lock_guard guard(lock_);
-  if (failure_) failure_->raise();
-  nccl(ncclGroupStart(), "ncclGroupStart");
-  for (int p = 0; p < size_; ++p) {
-    if (p == rank_) continue;
-    if (mine > 0) nccl(ncclSend(x + bytes(t, first), static_cast<size_t>(mine), type_of(t), p, comm_, handle()), "ncclSend");
-    if (count(p) > 0) nccl(ncclRecv(x + bytes(t, cut(p)), count(p), type_of(t), p, comm_, handle()), "ncclRecv");
-  }
-  nccl(ncclGroupEnd(), "ncclGroupEnd");
-}
-
-void Communicator::reduce_scatter(const Request& r) {
-  DType t = r.what.x.dtype;
-  int64_t n = r.what.x.shape.numel() / size_;
-  auto* x = static_cast<char*>(r.x.raw_data());
-  bool extremum = r.what.how == Reduce::min || r.what.how == Reduce::max;
-  auto until = after(deadline_);
-  auto call = [&](const void* from, void* to, ncclDataType_t type, ncclRedOp_t op) {
-    std::lock_guard guard(lock_);
-    if (failure_) failure_->raise();
-    nccl(ncclReduceScatter(from, to, static_cast<size_t>(n), type, op, comm_, handle()), "ncclReduceScatter");
+  auto send = [&](const char* from, int64_t many, int p) {
+    if (many > 0) nccl(ncclSend(from, static_cast<size_t>(many), type_of(t), p, comm_, handle()), "ncclSend");
   };
-  if (is_floating(t) && extremum) {
-    size_t wide = t == DType::f64 ? 8 : 4;
-    Scratch keys(static_cast<size_t>(n * size_) * wide), least(static_cast<size_t>(n) * wide);
-    to_keys(t, x, keys.as<>(), n * size_, r.what.how == Reduce::max);
-    call(keys.as<>(), least.as<>(), wide == 8 ? ncclInt64 : ncclInt32, r.what.how == Reduce::max ? ncclMax : ncclMin);
-    settle("reduce_scatter", until);
-    return from_keys(t, least.as<>(), r.out.raw_data(), n);
-  }
-  if (!is_16bit_dtype(t) || size_ == 1) return call(x, r.out.raw_data(), type_of(t), reduction(r.what.how, t));
-  Scratch parts(static_cast<size_t>(bytes(t, n * size_)));
-  {
-    std::lock_guard guard(lock_);
-    if (failure_) failure_->raise();
-    nccl(ncclGroupStart(), "ncclGroupStart");
-    for (int p = 0; p < size_; ++p) {
-      nccl(ncclSend(x + bytes(t, p * n), static_cast<size_t>(n), type_of(t), p, comm_, handle()), "ncclSend");
-      nccl(ncclRecv(parts.as<char>() + bytes(t, p * n), static_cast<size_t>(n), type_of(t), p, comm_, handle()), "ncclRecv");
-    }
-    nccl(ncclGroupEnd(), "ncclGroupEnd");
-  }
-  settle("reduce_scatter", until);
-  sum_ranks(t, parts.as<>(), r.out.raw_data(), n, size_, r.what.how == Reduce::mean);
+  auto receive = [&](char* to, int64_t many, int p) {
+    if (many > 0) nccl(ncclRecv(to, static_cast<size_t>(many), type_of(t), p, comm_, handle()), "ncclRecv");
+  };
+  auto exchange = [&](auto with) {
+    call("ncclGroupEnd", [&] {
+      nccl(ncclGroupStart(), "ncclGroupStart");
+      for (int p = 0; p < size_; ++p) with(p);
+      return ncclGroupEnd();
+    });
+  };
+  exchange([&](int p) {
+    send(x + bytes(t, cut(p)), count(p), p);
+    receive(parts.as<char>() + bytes(t, p * mine), mine, p);
+  });
+  settle(name, until);
+  sum_ranks(t, parts.as<>(), sums, mine, size_, d.how == Reduce::mean);
+  if (scatter) return;
+  exchange([&](int p) {
+    if (p == rank_) return;
+    send(sums, mine, p);
+    receive(x + bytes(t, cut(p)), count(p), p);
+  });
 }
-
-// ---- the watchdog
-
-class Watchdog {
- public:
-  static Watchdog& get() {
-    static auto* w = new Watchdog;  // never destroyed: it watches to the end
-    return *w;
-  }
-  void watch(const std::shared_ptr<Communicator>& c, const std::shared_ptr<Transport>& control) {
-    std::lock_guard guard(lock_);
-    watched_.emplace_back(c, control);
-    if (!running_) std::thread([this] { serve(); }).detach();
-    running_ = true;
-  }
-
- private:
-  void serve() {
-    for (;;) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      std::vector<std::pair<std::weak_ptr<Communicator>, std::weak_ptr<Transport>>> all;
-      {
-        std::lock_guard guard(lock_);
-        std::erase_if(watched_, [](auto& w) { return w.first.expired() || w.second.expired(); });
-        all = watched_;
-      }
-      std::vector<std::shared_ptr<Communicator>> here;
-      std::vector<std::shared_ptr<Transport>> controls;
-      for (auto& [weak, weak_control] : all) {
-        auto c = weak.lock();
-        auto control = weak_control.lock();
-        if (!c || !control) continue;
-        here.push_back(std::move(c));
-        controls.push_back(std::move(control));
-      }
-      for (size_t i = 0; i < here.size(); ++i) here[i]->look(*controls[i], here);
-    }
-  }
-  std::mutex lock_;
-  std::vector<std::pair<std::weak_ptr<Communicator>, std::weak_ptr<Transport>>> watched_;
-  bool running_ = false;
-};
 
 // ---- one rank's end
 
@@ -404,6 +425,10 @@ class NcclRank final : public Transport {
     if (communicator_) communicator_->stop(failure);
   }
   void revive() override {
+    if (communicator_) {
+      communicator_->stop({.text = "the group begins anew", .operation = "run"});
+      communicator_->await_gone();  // what it frees would wait for the kernels of the next one, and these for each other
+    }
     control_->revive();
     communicator_ = nullptr;
     known_.clear();
@@ -438,7 +463,7 @@ class NcclRank final : public Transport {
         HT_CHECK(std::memcmp(card(a).gpu.bytes, card(b).gpu.bytes, sizeof mine.gpu.bytes) != 0, "distributed: ranks ", a, " and ", b,
                  " of this group share one GPU, and a GPU serves one rank; start fewer ranks, or give each its own with CUDA_VISIBLE_DEVICES");
     try {
-      communicator_ = std::make_shared<Communicator>(device_, rank(), size(), card(0).id, deadline());
+      communicator_ = std::make_shared<Communicator>(control_, device_, card(0).id);
     } catch (const CommunicationError& e) {
       control_->fail({.text = e.what(), .operation = e.operation});
       throw;
@@ -446,7 +471,6 @@ class NcclRank final : public Transport {
       control_->fail({.text = text::cat("init: rank ", rank(), " on ", device_, ": ", e.what()), .operation = "init", .ranks = {rank()}});
       throw;
     }
-    Watchdog::get().watch(communicator_, control_);
   }
 
   // Do all ranks make this call? Each new kind of call is compared, or each call where the environment says so.

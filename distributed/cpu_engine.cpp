@@ -219,7 +219,7 @@ void CpuEngine::revive() {
   failure_.reset();
   open_.clear();
   parts_.clear();
-  std::fill(next_.begin(), next_.end(), *std::max_element(next_.begin(), next_.end()));
+  std::fill(next_.begin(), next_.end(), 0);
 }
 
 std::shared_ptr<CpuEngine> CpuEngine::part(size_t local, const std::vector<int>& ranks, int color) {

@@ -82,7 +82,6 @@ class Held final : public Transport {
   std::vector<std::shared_ptr<Transport>> local() override { return ranks_; }
   void fail(const Failure& failure) override { ranks_[0]->fail(failure); }
   void check() override { ranks_[0]->check(); }
-  void revive() override { for (auto& r : ranks_) r->revive(); }
 
  private:
   [[noreturn]] void refuse(const std::string& who) const {
@@ -325,7 +324,11 @@ void Group::run(const std::function<void(Group&)>& f) const {
     go_on_from(*states[0].generator, ranks[0]->device());
   }
   if (!first) return;
-  if (all_here) transport_->revive();
+  if (all_here)
+    for (auto& rank : ranks) {
+      rank->revive();
+      rank->issued = 0;
+    }
   std::rethrow_exception(first);
 }
 

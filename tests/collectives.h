@@ -224,5 +224,18 @@ inline std::string mismatch_text(const Mismatch& m, int64_t sequence, int ranks 
                    ranks > 2 ? "s 1" : " 1", ranks == 3 ? ", 2" : ranks > 3 ? text::cat(" to ", ranks - 1) : "", " ", m.rest,
                    "; all ranks make the same calls in the same order, with equal shapes, dtypes and options");
 }
+// Has every rank of a group that this process runs make its call of m, after `first`; what each is told.
+inline std::vector<std::string> told(const distributed::Group& g, const Mismatch& m,
+                                     const std::function<distributed::Group(distributed::Group&)>& first = [](distributed::Group& rank) { return rank; }) {
+  std::vector<std::string> texts(static_cast<size_t>(g.local_size()));
+  g.run([&](distributed::Group& rank) {
+    try {
+      m.call(first(rank));
+    } catch (const distributed::MismatchError& e) {
+      texts[static_cast<size_t>(rank.rank()) % texts.size()] = e.what();
+    }
+  });
+  return texts;
+}
 
 }  // namespace halftone::tests

@@ -4,6 +4,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/tasks.h"
 #include "halftone/tests/values.h"
 
 using namespace halftone;
@@ -11,13 +12,7 @@ using namespace halftone::tests;
 
 namespace {
 
-nn::Sequential network(bool images) {
-  manual_seed(11);
-  if (!images) return nn::Sequential{nn::Linear(64, 256), nn::ReLU(), nn::Linear(256, 128), nn::ReLU(), nn::Linear(128, 16)};
-  return nn::Sequential{nn::Conv2d(8, 32, 3, {.padding = 1}), nn::BatchNorm2d(32), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(32, 32, 3), nn::ReLU(),
-                        nn::Flatten(), nn::Linear(32 * 36, 16)};
-}
-Shape batch(bool images, int64_t n) { return images ? Shape{n, 8, 16, 16} : Shape{n, 64}; }
+Task task(bool images) { return images ? cnn(32, true, {8, 32, 32, 16}, 16) : mlp(33, {64, 256, 128, 16}); }
 
 struct How {
   bool images = false, together = false, captured = false, sharded = false;
@@ -32,9 +27,11 @@ struct Trained {
 // Ten steps in fp16, of which the seventh overflows.
 Trained train(const How& how, const distributed::Group& rank) {
   Device device = rank.device();
-  nn::Sequential net = network(how.images);
+  auto [net, x, target] = task(how.images);
   manual_seed(12 + static_cast<uint64_t>(rank.rank()));
-  Tensor x = randn(batch(how.images, 32)).to(device), target = randint(0, 16, {32}).to(device), factor = ones({}, {.device = device});
+  x = randn(x.shape()).to(device);
+  target = randint(0, 16, target.shape()).to(device);
+  Tensor factor = ones({}, {.device = device});
   net.to(device);
   std::optional<nn::DistributedDataParallel<nn::Sequential>> ddp;
   if (how.together) ddp.emplace(net, rank, nn::DistributedDataParallelOptions{.bucket_mib = .05, .first_bucket_mib = .01, .compress = how.compress});
@@ -140,10 +137,10 @@ TEST_CASE("DataParallel on GPUs") {
   std::set<size_t> counts{1, std::min<size_t>(2, devices(DeviceType::cuda).size()), devices(DeviceType::cuda).size()};
   for (size_t n : counts) {
     auto run = [&](bool parallel) {
-      nn::Sequential net = network(false);
+      Task t = task(false);
+      nn::Sequential& net = t.net;
       net.to(gpus(1)[0]);
-      manual_seed(3);
-      Tensor x = randn({33, 64}).to(gpus(1)[0]), target = randint(0, 16, {33}).to(gpus(1)[0]);
+      Tensor x = t.x.to(gpus(1)[0]), target = t.target.to(gpus(1)[0]);
       std::optional<nn::DataParallel<nn::Sequential>> dp;
       if (parallel) dp.emplace(net, gpus(n));
       optim::SGD opt(net.parameters(), {.lr = .1, .momentum = .9});

@@ -98,16 +98,9 @@ TEST_CASE("hooks see what a rank issues") {
 
 TEST_CASE("ranks that make different calls all learn what each one called") {
   for (auto& m : mismatches()) {
-    std::vector<std::string> texts(2);
-    CHECK_THROWS_AS(hd::threads(2).run([&](hd::Group& rank) {
-      try {
-        m.call(rank);
-      } catch (const hd::MismatchError& e) {
-        texts[static_cast<size_t>(rank.rank())] = e.what();
-        throw;
-      }
-    }), hd::MismatchError);
-    for (auto& text : texts) CHECK(text == mismatch_text(m, 0));
+    hd::Group g = hd::threads(2);
+    for (auto& text : told(g, m)) CHECK(text == mismatch_text(m, 0));
+    CHECK_THROWS_AS(g.run([](hd::Group& rank) { rank.barrier(); }), hd::MismatchError);  // from then on
     count("error_texts");
   }
 }
@@ -119,7 +112,12 @@ TEST_CASE("a group goes on after a failed run") {
       if (rank.rank() == round % 3) throw std::runtime_error("no data");
       for (;;) rank.all_reduce(ones({10})).wait();
     }), "no data");
-    g.run([](hd::Group& rank) { rank.barrier(); });
+    g.run([](hd::Group& rank) {  // its calls have new numbers
+      int64_t sequence = -1;
+      auto hook = rank.on_issue([&](const hd::Issued& i) { sequence = i.sequence; });
+      rank.barrier();
+      CHECK_RANK(sequence == 0);
+    });
   }
 }
 

@@ -72,16 +72,7 @@ TEST_CASE("processes of two thread ranks") {
     check_subgroups(rank);
   });
   for (auto& m : mismatches()) {
-    hd::Group g = both;
-    std::vector<std::string> texts(2);
-    both.run([&](hd::Group& rank) {
-      hd::Group part = rank.split(0);
-      try {
-        m.call(part);
-      } catch (const hd::MismatchError& e) {
-        texts[static_cast<size_t>(rank.rank() % 2)] = e.what();
-      }
-    });
+    auto texts = told(both, m, [](hd::Group& rank) { return rank.split(0); });
     for (auto& text : texts) CHECK(text == mismatch_text(m, 0, both.size()));
   }
 }

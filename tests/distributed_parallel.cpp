@@ -9,6 +9,7 @@
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/error_text.h"
+#include "halftone/tests/tasks.h"
 #include "halftone/tests/values.h"
 
 using namespace halftone;
@@ -54,32 +55,6 @@ Values gradients(const nn::Module& net) {
   return v;
 }
 
-// A network, and a batch of which each rank gets its part.
-struct Task {
-  nn::Sequential net;
-  Tensor x, target;
-  int64_t size() const { return x.size(0); }
-  Tensor loss(const Tensor& y, int64_t from, int64_t to) const { return cross_entropy(y, target.slice(0, from, to)); }
-};
-Task mlp(int64_t rows = 16) {
-  manual_seed(3);
-  Task t{nn::Sequential{nn::Linear(12, 32), nn::ReLU(), nn::Linear(32, 16), nn::ReLU(), nn::Linear(16, 4)}, {}, {}};
-  t.x = randn({rows, 12});
-  t.target = randint(0, 4, {rows});
-  return t;
-}
-Task cnn(int64_t rows = 16, bool norm = false) {
-  manual_seed(4);
-  Task t{nn::Sequential{}, {}, {}};
-  t.net.add(nn::Conv2d(2, 6, 3, {.padding = 1}));
-  if (norm) t.net.add(nn::BatchNorm2d(6));
-  t.net.add(nn::ReLU()).add(nn::MaxPool2d(2)).add(nn::Conv2d(6, 4, 3));
-  if (norm) t.net.add(nn::BatchNorm2d(4));
-  t.net.add(nn::ReLU()).add(nn::Flatten()).add(nn::Linear(16, 4));
-  t.x = randn({rows, 2, 8, 8});
-  t.target = randint(0, 4, {rows});
-  return t;
-}
 // All values are small whole numbers, so that sums are exact in any order.
 Task whole_numbers(Task t) {
   NoGrad off;
