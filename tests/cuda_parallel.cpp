@@ -12,7 +12,7 @@ using namespace halftone::tests;
 
 namespace {
 
-Task task(bool images) { return images ? cnn(32, true, {8, 32, 32, 16}, 16) : mlp(33, {64, 256, 128, 16}); }
+Task task(bool images) { return images ? cnn(32, 1, {8, 32, 32, 16}, 16) : mlp(33, {64, 256, 128, 16}); }
 
 struct How {
   bool images = false, together = false, captured = false, sharded = false;
@@ -27,11 +27,10 @@ struct Trained {
 // Ten steps in fp16, of which the seventh overflows.
 Trained train(const How& how, const distributed::Group& rank) {
   Device device = rank.device();
-  auto [net, x, target] = task(how.images);
-  manual_seed(12 + static_cast<uint64_t>(rank.rank()));
-  x = randn(x.shape()).to(device);
-  target = randint(0, 16, target.shape()).to(device);
-  Tensor factor = ones({}, {.device = device});
+  Task given = task(how.images);
+  nn::Sequential& net = given.net;
+  manual_seed(12 + static_cast<uint64_t>(rank.rank()));  // each rank has a batch of its own
+  Tensor x = randn(given.x.shape()).to(device), target = randint(0, 16, given.target.shape()).to(device), factor = ones({}, {.device = device});
   net.to(device);
   std::optional<nn::DistributedDataParallel<nn::Sequential>> ddp;
   if (how.together) ddp.emplace(net, rank, nn::DistributedDataParallelOptions{.bucket_mib = .05, .first_bucket_mib = .01, .compress = how.compress});

@@ -380,7 +380,7 @@ TEST_CASE("batch norm over all ranks is that of the joined batch") {
   on_groups([](distributed::Group& rank, Findings& found) {
     const int64_t rows = 13;  // shares differ
     for (bool converted : {false, true}) {
-      Task joined = cnn(rows, true), t = cnn(rows, true);
+      Task joined = cnn(rows, 2), t = cnn(rows, 2);
       if (converted) found.expect(nn::convert_sync_batch_norm(t.net, rank) == 2, "two norms");
       auto sum_loss = [&](Task& task, const Tensor& y, int64_t from, int64_t to) { return task.loss(y, from, to) * static_cast<double>(to - from); };
       sum_loss(joined, joined.net(joined.x), 0, rows).backward();
@@ -412,7 +412,7 @@ TEST_CASE("batch norm over all ranks is that of the joined batch") {
 
 TEST_CASE("buffers are rank 0's before each forward in training") {
   on_groups([](distributed::Group& rank, Findings& found) {
-    Task t = cnn(16, true);
+    Task t = cnn(16, 2);
     nn::DistributedDataParallel ddp(t.net, rank);
     Tensor running = t.net.buffers()[0];
     running.fill_(rank.rank() + 5);

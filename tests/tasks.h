@@ -23,15 +23,16 @@ inline Task mlp(int64_t rows = 16, const std::array<int64_t, 4>& widths = {12, 3
   return t;
 }
 
-// widths: channels of the images and of the two convolutions, and the output. side: of the images, pixels.
-inline Task cnn(int64_t rows = 16, bool norm = false, const std::array<int64_t, 4>& widths = {2, 6, 4, 4}, int64_t side = 8) {
+// norms: how many of the two convolutions have one. widths: channels of the images and of the two convolutions, and the output. side: of the
+// images, pixels.
+inline Task cnn(int64_t rows = 16, int norms = 0, const std::array<int64_t, 4>& widths = {2, 6, 4, 4}, int64_t side = 8) {
   manual_seed(4);
   auto [in, first, second, classes] = widths;
   Task t;
   t.net.add(nn::Conv2d(in, first, 3, {.padding = 1}));
-  if (norm) t.net.add(nn::BatchNorm2d(first));
+  if (norms > 0) t.net.add(nn::BatchNorm2d(first));
   t.net.add(nn::ReLU()).add(nn::MaxPool2d(2)).add(nn::Conv2d(first, second, 3));
-  if (norm) t.net.add(nn::BatchNorm2d(second));
+  if (norms > 1) t.net.add(nn::BatchNorm2d(second));
   int64_t left = side / 2 - 2;
   t.net.add(nn::ReLU()).add(nn::Flatten()).add(nn::Linear(second * left * left, classes));
   t.x = randn({rows, in, side, side});
