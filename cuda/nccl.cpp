@@ -107,8 +107,8 @@ class Communicator {
   // Throws what stopped it.
   void check();
   void stop(const Failure& failure);
-  // Waits until NCCL has given back what it held, but no longer than a communicator may take to end.
-  void await_gone() const { if (gone_.valid()) gone_.wait_until(after(patience())); }
+  // Waits until NCCL has given back what a stopped communicator held, but not for ever.
+  void await_gone() const { if (gone_.valid()) gone_.wait_for(std::chrono::seconds(5)); }
   // The watchdog's look. `here`: all communicators of this process, of other groups, too.
   void look(const std::vector<Communicator*>& here);
 
@@ -131,7 +131,6 @@ class Communicator {
   void drop_ended() { while (!running_.empty() && ended_.value() > running_.front().sequence) running_.pop_front(); }
   void nccl(ncclResult_t status, const char* what) const;
   cudaStream_t handle() const { return static_cast<cudaStream_t>(stream_.handle()); }
-  double patience() const { return std::min(deadline_, 5.0); }
 
   const std::shared_ptr<Transport> control_;
   const Device device_;
@@ -199,7 +198,7 @@ Communicator::~Communicator() {
   if (!gone_.valid()) {
     DeviceGuard guard(device_.index);
     RelaxedCapture relaxed;
-    auto until = after(patience());
+    auto until = after(std::min(deadline_, 5.0));
     while (drop_ended(), !running_.empty() && Clock::now() < until) std::this_thread::yield();
     ncclResult_t state = running_.empty() ? ncclCommFinalize(comm_) : ncclInternalError;
     while (state == ncclInProgress && ncclCommGetAsyncError(comm_, &state) == ncclSuccess && Clock::now() < until) std::this_thread::yield();

@@ -110,6 +110,50 @@ TEST_CASE("several GPUs stay alike") {
     }
 }
 
+TEST_CASE("two GPUs take the steps of one on the joined batch, with autocast around the model or inside") {
+  if (devices(DeviceType::cuda).size() < 2) HT_SKIP("fewer than two CUDA devices");
+  struct Casting : nn::Module {
+    Casting(nn::Sequential n, bool i) : net(std::move(n)), inside(i) {}
+    nn::Sequential net;
+    bool inside;
+    HT_FIELDS(net)
+    Tensor forward(const Tensor& x) override {
+      std::optional<amp::Autocast> region;
+      if (inside) region.emplace(amp::AutocastOptions{.dtype = DType::bf16});
+      return net(x);
+    }
+  };
+  auto run = [](size_t n, bool inside) {
+    std::vector<Values> weights(n);
+    distributed::threads(gpus(n), 60).run([&](distributed::Group& rank) {
+      Task t = mlp(32, {64, 256, 128, 16});
+      Casting net(std::move(t.net), inside);
+      net.to(rank.device());
+      int64_t rows = t.size() / rank.size(), from = rows * rank.rank();
+      Tensor x = t.x.slice(0, from, from + rows).to(rank.device()), target = t.target.slice(0, from, from + rows).to(rank.device());
+      nn::DistributedDataParallel ddp(net, rank, {.bucket_mib = .05, .first_bucket_mib = .01});
+      optim::SGD opt(ddp.parameters(), {.lr = .1, .momentum = .9});
+      for (int i = 0; i < 10; ++i) {
+        opt.zero_grad();
+        Tensor y;
+        {
+          std::optional<amp::Autocast> region;
+          if (!inside) region.emplace(amp::AutocastOptions{.dtype = DType::bf16});
+          y = ddp(x);
+        }
+        cross_entropy(y, target).backward();
+        opt.step();
+      }
+      weights[static_cast<size_t>(rank.rank())] = values(net.parameters());
+    });
+    return weights;
+  };
+  auto two = run(2, false);
+  CHECK(two[0] == two[1]);
+  CHECK(largest_difference(two[0], run(1, false)[0]) < 5e-3);
+  CHECK(run(2, true) == two);
+}
+
 TEST_CASE("SyncBatchNorm on GPUs is the joined batch's norm") {
   if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
   distributed::threads(gpus(8)).run([](distributed::Group& rank) {
