@@ -153,7 +153,7 @@ void save_trace(const std::string& file, const Step& s) {
   std::string text = "{\"traceEvents\": [";
   for (auto& [kind, kernels] : {std::pair{"forward", &s.forward}, {"backward", &s.backward}, {"reductions", &s.reductions}, {"update", &s.update}})
     for (auto& r : *kernels)
-      text += (text.back() == '[' ? "\n" : ",\n") + io::to_json(io::Fields{{"name", r.kernel.substr(0, 60)}, {"ph", "X"}, {"pid", text::cat("cuda:", r.device)},
+      text += (text.back() == '[' ? "\n" : ",\n") + io::to_json(io::Fields{{"name", r.kernel.substr(0, 120)}, {"ph", "X"}, {"pid", text::cat("cuda:", r.device)},
                                                                             {"tid", kind}, {"ts", (r.begin - s.begin) * 1e3}, {"dur", (r.end - r.begin) * 1e3}});
   io::replace_file(file, text + "\n]}\n");
 }
