@@ -143,18 +143,20 @@ void print(const std::string& model, size_t ranks, uint32_t device, const Step& 
     hidden += busy(s.backward, r.begin, r.end);
     last = std::max(last, r.end);
   }
-  std::printf("{\"case\": \"%s\", \"ranks\": %zu, \"device\": \"cuda:%u\", \"step_ms\": %.3f, \"backward_from_ms\": %.3f, \"first_reduction_ms\": %.3f, "
-              "\"backward_to_ms\": %.3f, \"last_reduction_to_ms\": %.3f, \"reductions\": %zu, \"reducing_ms\": %.3f, \"hidden_percent\": %.1f}\n",
-              model.c_str(), ranks, device, s.end - s.begin, s.backward.front().begin - s.begin, s.reductions.front().begin - s.begin, s.backward_end - s.begin,
-              last - s.begin, s.reductions.size(), reducing, 100 * hidden / reducing);
+  std::printf("{\"case\": \"%s\", \"ranks\": %zu, \"device\": \"cuda:%u\", \"step_ms\": %.3f, \"backward_from_ms\": %.3f, "
+              "\"first_reduction_ms\": %.3f, \"backward_to_ms\": %.3f, \"last_reduction_to_ms\": %.3f, \"reductions\": %zu, \"reducing_ms\": %.3f, "
+              "\"hidden_percent\": %.1f}\n",
+              model.c_str(), ranks, device, s.end - s.begin, s.backward.front().begin - s.begin, s.reductions.front().begin - s.begin,
+              s.backward_end - s.begin, last - s.begin, s.reductions.size(), reducing, 100 * hidden / reducing);
 }
 
 void save_trace(const std::string& file, const Step& s) {
   std::string text = "{\"traceEvents\": [";
   for (auto& [kind, kernels] : {std::pair{"forward", &s.forward}, {"backward", &s.backward}, {"reductions", &s.reductions}, {"update", &s.update}})
     for (auto& r : *kernels)
-      text += (text.back() == '[' ? "\n" : ",\n") + io::to_json(io::Fields{{"name", r.kernel.substr(0, 120)}, {"ph", "X"}, {"pid", text::cat("cuda:", r.device)},
-                                                                            {"tid", kind}, {"ts", (r.begin - s.begin) * 1e3}, {"dur", (r.end - r.begin) * 1e3}});
+      text += (text.back() == '[' ? "\n" : ",\n") +
+              io::to_json(io::Fields{{"name", r.kernel.substr(0, 120)}, {"ph", "X"}, {"pid", text::cat("cuda:", r.device)}, {"tid", kind},
+                                     {"ts", (r.begin - s.begin) * 1e3}, {"dur", (r.end - r.begin) * 1e3}});
   io::replace_file(file, text + "\n]}\n");
 }
 

@@ -201,7 +201,8 @@ Communicator::~Communicator() {
     auto until = after(std::min(deadline_, 5.0));
     while (drop_ended(), !running_.empty() && Clock::now() < until) std::this_thread::yield();
     ncclResult_t state = running_.empty() ? ncclCommFinalize(comm_) : ncclInternalError;
-    while (state == ncclInProgress && ncclCommGetAsyncError(comm_, &state) == ncclSuccess && Clock::now() < until) std::this_thread::yield();
+    while (state == ncclInProgress && ncclCommGetAsyncError(comm_, &state) == ncclSuccess && Clock::now() < until)
+      std::this_thread::yield();
     gone_ = let_go(comm_, state == ncclSuccess ? ncclCommDestroy : ncclCommAbort, calls_);
   }
   await_gone();
@@ -263,12 +264,13 @@ void Communicator::look(const std::vector<Communicator*>& here) {
     std::vector<int> silent = control_->silent(), late;
     for (auto* c : here) if (std::memcmp(&c->id_, &id_, sizeof id_) == 0 && c->made_ <= r.sequence) late.push_back(c->rank_);
     std::sort(late.begin(), late.end());
-    std::string why = !broken.empty() ? text::cat("failed on ", device_, ": ", broken) : text::cat("did not end within ", deadline_, " s on ", device_);
+    std::string why = !broken.empty() ? text::cat("failed on ", device_, ": ", broken)
+                                      : text::cat("did not end within ", deadline_, " s on ", device_);
     if (!late.empty()) why += text::cat(": ", list_ranks(late), late.size() == 1 ? " has" : " have", " not made it");
     if (!silent.empty()) why += text::cat(": ", list_ranks(silent), silent.size() == 1 ? " is" : " are", " not heard of");
     silent.insert(silent.end(), late.begin(), late.end());
-    found = {.text = text::cat(r.what, ": call ", r.sequence, " of this group of ", size_, " ", why), .operation = r.what.substr(0, r.what.find_first_of("( ")),
-             .sequence = r.sequence, .ranks = silent};
+    found = {.text = text::cat(r.what, ": call ", r.sequence, " of this group of ", size_, " ", why),
+             .operation = r.what.substr(0, r.what.find_first_of("( ")), .sequence = r.sequence, .ranks = silent};
   } else if (!broken.empty()) {
     found = {.text = text::cat("nccl: rank ", rank_, " on ", device_, ": ", broken), .operation = "nccl"};
   } else {
@@ -291,8 +293,13 @@ void Communicator::queue(const Request& r, int64_t sequence, const std::shared_p
     if (n > 0) {
       if (d.operation == Operation::all_reduce || d.operation == Operation::reduce_scatter) reduce(r, until);
       else if (d.operation == Operation::broadcast)
-        call("ncclBroadcast", [&] { return ncclBroadcast(r.x.raw_data(), r.x.raw_data(), n * size_of(d.x.dtype), ncclUint8, d.root, comm_, handle()); });
-      else call("ncclAllGather", [&] { return ncclAllGather(r.x.raw_data(), r.out.raw_data(), n * size_of(d.x.dtype), ncclUint8, comm_, handle()); });
+        call("ncclBroadcast", [&] {
+          return ncclBroadcast(r.x.raw_data(), r.x.raw_data(), n * size_of(d.x.dtype), ncclUint8, d.root, comm_, handle());
+        });
+      else
+        call("ncclAllGather", [&] {
+          return ncclAllGather(r.x.raw_data(), r.out.raw_data(), n * size_of(d.x.dtype), ncclUint8, comm_, handle());
+        });
       settle(str(d.operation), until);
     }
     end->record(device_.index);

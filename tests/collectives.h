@@ -226,7 +226,7 @@ inline std::string mismatch_text(const Mismatch& m, int64_t sequence, int ranks 
 }
 // Has every rank of a group that this process runs make its call of m, after `first`; what each is told.
 inline std::vector<std::string> told(const distributed::Group& g, const Mismatch& m,
-                                     const std::function<distributed::Group(distributed::Group&)>& first = [](distributed::Group& rank) { return rank; }) {
+                                     const std::function<distributed::Group(distributed::Group&)>& first = [](auto& rank) { return rank; }) {
   std::vector<std::string> texts(static_cast<size_t>(g.local_size()));
   g.run([&](distributed::Group& rank) {
     try {
