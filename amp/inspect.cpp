@@ -57,7 +57,7 @@ class Undo {
     for (auto& p : parameters) {
       Tensor g = p.grad();
       grads_.push_back(g.defined() ? g.clone() : Tensor());
-      stamps_.push_back(g.defined() ? grad_stamp(p) : 0);
+      stamps_.push_back(grad_stamp(p));
     }
     for (auto& b : buffers) values_.push_back(b.clone());
     std::vector<Device> devices{Device::cpu()};
@@ -85,7 +85,7 @@ class Undo {
 
  private:
   std::vector<Tensor> parameters_, buffers_, grads_, values_;
-  std::vector<uint64_t> stamps_;
+  std::vector<GradStamp> stamps_;
   std::vector<Tensor> numbers_;
   std::shared_ptr<Generator> generator_ = thread_state().generator;  // draws nothing meanwhile
 };
@@ -163,7 +163,11 @@ std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::strin
 std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, const GradScaler& scaler) {
   double scale = scaler.get_scale();
   bool scaled = false;
-  for (auto& [name, p] : named) scaled |= p.grad().defined() && grad_stamp(p) != 0;
+  for (auto& [name, p] : named) {
+    if (!p.grad().defined() || !grad_stamp(p).scaler) continue;
+    HT_CHECK(grad_stamp(p).age() == 0, "gradient_stats: the gradient of '", name, "' carries a scale that has changed since; look before update()");
+    scaled = true;
+  }
   return gradient_stats(named, scaled ? scale : 1, scale);
 }
 
