@@ -82,7 +82,7 @@ StepOutcome::State StepOutcome::wait() const {
 
 GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
   HT_CHECK(o.init_scale > 0 && std::isfinite(o.init_scale), "GradScaler: expected a finite init_scale above 0, got ", o.init_scale);
-  HT_CHECK(o.growth_factor >= 1, "GradScaler: expected growth_factor of 1 or more, got ", o.growth_factor);
+  HT_CHECK(o.growth_factor >= 1 && std::isfinite(o.growth_factor), "GradScaler: expected a finite growth_factor of 1 or more, got ", o.growth_factor);
   HT_CHECK(o.backoff_factor > 0 && o.backoff_factor <= 1, "GradScaler: expected backoff_factor in (0, 1], got ", o.backoff_factor);
   HT_CHECK(o.growth_interval > 0, "GradScaler: expected growth_interval above 0, got ", o.growth_interval);
   HT_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got ",
@@ -327,7 +327,7 @@ void GradScaler::update() {
 void GradScaler::update(double new_scale) {
   if (!on()) return;
   HT_CHECK(new_scale > 0 && std::isfinite(new_scale), "update: expected a finite scale above 0, got ", new_scale);
-  HT_CHECK(in_range(new_scale), "update: expected a scale in [", smallest_scale, ", ", largest_scale, "], where f32 holds it and its inverse, got ", new_scale);
+  check_limits("update", new_scale);
   check_made("update");
   NoGrad off;
   settle(scale_, inverse_, streak_.clone());
@@ -359,7 +359,7 @@ void GradScaler::load_state_dict(const StateDict& s) {
   NoGrad off;
   const Tensor &scale = s.at("scale"), &streak = s.at("streak"), &skipped = s.at("skipped");
   double value = scale.item();
-  HT_CHECK(in_range(value), "GradScaler: the state's scale is ", value, "; expected one in [", smallest_scale, ", ", largest_scale, "]");
+  check_limits("load_state_dict", value);
   if (!scale_.defined()) make_state(scale.device());
   if (value != scale_.item()) {  // else gradients that carry it stay good
     scale_.copy_(scale);

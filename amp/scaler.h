@@ -59,7 +59,7 @@ class HT_API GradScaler {
   StepOutcome step(optim::Optimizer& opt, StepOptions o);
   // Grows the scale after growth_interval clean steps, backs off after an overflow. Once an iteration, after all steps.
   void update();
-  // Replaces the scale; the streak stays.
+  // Replaces the scale by one within min_scale and max_scale; the streak stays.
   void update(double new_scale);
 
   // Several processes or devices that share a model must skip together: `agree` is called with each found_inf (f32 [], not 0
@@ -70,7 +70,7 @@ class HT_API GradScaler {
   double get_scale() const;           // waits for the device
   int64_t skipped_steps() const;      // in all; waits for the device
   StateDict state_dict() const;
-  void load_state_dict(const StateDict& state);
+  void load_state_dict(const StateDict& state);  // its scale must lie within min_scale and max_scale
 
  private:
   enum class Stage : uint8_t { ready, unscaled, stepped };

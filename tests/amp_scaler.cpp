@@ -86,7 +86,9 @@ TEST_CASE("the stages of a scaler's iteration, and what is refused") {
 
 TEST_CASE("options of a scaler are checked") {
   TEXT(GradScaler({.init_scale = 0}), "GradScaler: expected a finite init_scale above 0, got 0");
-  TEXT(GradScaler({.growth_factor = .5}), "GradScaler: expected growth_factor of 1 or more, got 0.5");
+  TEXT(GradScaler({.growth_factor = .5}), "GradScaler: expected a finite growth_factor of 1 or more, got 0.5");
+  TEXT(GradScaler({.growth_factor = inf}), "GradScaler: expected a finite growth_factor of 1 or more, got inf");
+  TEXT(GradScaler({.growth_factor = std::nan("")}), "GradScaler: expected a finite growth_factor of 1 or more, got nan");
   TEXT(GradScaler({.backoff_factor = 2}), "GradScaler: expected backoff_factor in (0, 1], got 2");
   TEXT(GradScaler({.growth_interval = 0}), "GradScaler: expected growth_interval above 0, got 0");
   TEXT(GradScaler({.init_scale = 1, .min_scale = 2}), "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got 2, 1 and 1.84467e+19");
@@ -117,8 +119,6 @@ TEST_CASE("whose scale a gradient carries is known") {
   TEXT(scaler.unscale_(in_half), "unscale_: the gradient of parameter 0 [2] (f16) is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast, or give the optimizer master weights");
 }
 
-TEST_CASE("an inf: the step is skipped bit for bit, the scale halves, an interval later it doubles") {
-  for (float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()})
 TEST_CASE("a gradient whose scale has changed since is refused, whatever changed it") {
   const std::string replaced = " carries a scale that update() or load_state_dict() has replaced since; zero_grad() before the next backward, and call update() once for each step, after it";
   for (int how = 0; how < 3; ++how)
@@ -327,6 +327,8 @@ TEST_CASE("a parameter that was frozen after backward is stepped as it is withou
   CHECK(s.p.to_vector<float>() == std::vector<float>{-1, -1});
 }
 
+TEST_CASE("an inf: the step is skipped bit for bit, the scale halves, an interval later it doubles") {
+  for (float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()})
     for (int kind = 0; kind < 3; ++kind)
       for (bool unscale : {false, true}) {
         Net net = net_of(1);
@@ -484,9 +486,24 @@ TEST_CASE("a state whose scale is no scale is refused, and changes nothing") {
   for (double bad : {0., -1., double(inf), std::nan("")}) {
     StateDict state = scaler.state_dict().clone();
     state.find("scale")->fill_(bad);
-    CHECK_THROWS_WITH(scaler.load_state_dict(state), Catch::Contains("GradScaler: the state's scale is"));
+    CHECK_THROWS_WITH(scaler.load_state_dict(state), Catch::StartsWith("load_state_dict: expected a scale from min_scale to max_scale, ["));
     CHECK(scaler.get_scale() == 4);
   }
+}
+
+TEST_CASE("a scale from elsewhere lies within the scaler's limits") {
+  Single s;
+  GradScaler scaler({.init_scale = 4, .min_scale = 2, .max_scale = 8});
+  backward_with(scaler, s.p, 1);
+  for (double bad : {1., 16.}) {
+    TEXT(scaler.update(bad), text::cat("update: expected a scale from min_scale to max_scale, [2, 8], got ", bad));
+    GradScaler other({.init_scale = bad});
+    TEXT(scaler.load_state_dict(other.state_dict()), text::cat("load_state_dict: expected a scale from min_scale to max_scale, [2, 8], got ", bad));
+    CHECK(scaler.get_scale() == 4);
+  }
+  CHECK_NOTHROW(scaler.step(s.opt));
+  CHECK_NOTHROW(scaler.update(8));
+  CHECK(scaler.get_scale() == 8);
 }
 
 TEST_CASE("several optimizers: only the one with an inf is skipped") {
