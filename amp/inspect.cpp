@@ -5,12 +5,15 @@
 #include <chrono>
 #include <cmath>
 #include <iomanip>
+#include <limits>
 #include <ostream>
+#include <set>
 
 #include "halftone/amp/autocast.h"
 #include "halftone/amp/trace.h"
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/backend.h"
+#include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/random.h"
 #include "halftone/ops/reduce.h"
@@ -21,31 +24,64 @@ namespace {
 
 bool floating(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
 
+// Which values that are not finite a tensor holds.
+enum Oddity : unsigned { none = 0, minus_inf = 1, plus_inf = 2, not_a_number = 4 };
+unsigned oddities(const Tensor& t) {
+  if (!floating(t) || all_finite(t)) return none;
+  NoGrad off;
+  LayerScope kernels_only(0);
+  auto any = [](const Tensor& which) { return which.to(DType::i64).sum().item<int64_t>() > 0; };
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  Tensor x = t.detach();
+  return (any(eq(x, -inf)) ? minus_inf : none) | (any(eq(x, inf)) ? plus_inf : none) | (any(isnan(x)) ? not_a_number : none);
+}
+
+// Where the program asks for it by a number.
+bool writes_infinity(const Call& c) {
+  if (c.op == &op::fill) return true;
+  if (c.op != &op::where) return false;
+  auto numbers = c.as<WhereAttrs>();
+  return std::isinf(numbers.a.to<double>()) || std::isinf(numbers.b.to<double>());
+}
+
 // The calls of a step, looked at one by one.
 class Looking final : public Watcher {
  public:
   void before(const Call& c) override {
-    arguments_finite_ = true;
+    read_ = none;
     if (found) return;
-    for (auto& t : c.in) arguments_finite_ &= !floating(t) || all_finite(t);
+    for (size_t i = 0; i < c.in.size(); ++i) {
+      const Tensor& t = c.in[i];
+      unsigned odd = oddities(t);
+      read_ |= odd;
+      if (odd == none || own_.contains(t.storage()) || (c.op->writes && c.op->writes(c, i))) continue;
+      // Whatever the step computes is looked at, so this came from outside.
+      if (odd == minus_inf && !t.requires_grad()) own_.insert(t.storage());
+      else return note(c, t.meta(), static_cast<int>(i));
+    }
   }
   void after(const Call& c, const Tensors& out) override {
-    int64_t number = calls_++;
-    if (found || !arguments_finite_) return;
-    auto written = [&](const Tensor& t, const Meta& m) {
-      if (found || !floating(t) || all_finite(t)) return;
-      const ThreadState& s = thread_state();
-      found = Overflow{.op = c.op->name, .module = s.within ? s.within->object : nullptr, .module_name = "?", .in_backward = in_backward(),
-                       .result = m, .call = number, .parameters = {}};
-    };
-    for (auto& t : out) written(t, t.meta());
-    if (c.op->writes)
-      for (size_t i = 0; i < c.in.size(); ++i) if (c.in[i].defined() && c.op->writes(c, i)) written(c.in[i], c.in[i].meta());
+    for (auto& t : out) look(c, t);
+    for (size_t i = 0; c.op->writes && i < c.in.size(); ++i) if (c.op->writes(c, i)) look(c, c.in[i]);
+    ++calls_;
   }
   std::optional<Overflow> found;
 
  private:
-  bool arguments_finite_ = true;
+  void look(const Call& c, const Tensor& t) {
+    if (found) return;
+    unsigned odd = oddities(t), allowed = read_ | (writes_infinity(c) ? minus_inf | plus_inf : none);
+    if (odd & ~allowed) note(c, t.meta(), -1);
+    else if (odd) own_.insert(t.storage());
+  }
+  void note(const Call& c, const Meta& m, int argument) {
+    const ThreadState& s = thread_state();
+    found = Overflow{.op = c.op->name, .module = s.within ? s.within->object : nullptr, .module_name = "?", .in_backward = in_backward(),
+                     .result = m, .call = calls_, .argument = argument, .given = {}, .parameters = {}};
+  }
+
+  unsigned read_ = none;                     // by the call that runs
+  std::set<std::shared_ptr<Storage>> own_;   // tensors whose infinities are the program's own
   int64_t calls_ = 0;
 };
 
@@ -114,13 +150,26 @@ bool all_finite(const Tensor& t) {
 }
 
 std::ostream& operator<<(std::ostream& os, const Overflow& o) {
-  os << o.op << (o.in_backward ? ", in backward," : "") << " gave the first result that is not finite: " << str(o.result) << ", in module '" << o.module_name
-     << "', operator " << o.call << " of the step";
+  os << o.op << (o.in_backward ? ", in backward," : "");
+  if (o.argument < 0) os << " gave the first result that is not finite: ";
+  else os << " was the first to read what was not finite before the step, as argument " << o.argument << ": ";
+  os << str(o.result) << ", in module '" << o.module_name << "', operator " << o.call << " of the step";
+  if (!o.given.empty()) {
+    os << "; not finite before it:";
+    for (auto& name : o.given) os << ' ' << name;
+  }
   if (!o.parameters.empty()) {
     os << "; gradients that are not finite:";
     for (auto& p : o.parameters) os << ' ' << p;
   }
   return os << '\n';
+}
+
+std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters, const std::vector<std::pair<std::string, Tensor>>& buffers) {
+  std::vector<std::string> names;
+  for (auto& [name, p] : parameters) if (oddities(p) != none) names.push_back(name);
+  for (auto& [name, b] : buffers) if (oddities(b) > minus_inf) names.push_back(name);
+  return names;
 }
 
 std::optional<Overflow> find_overflow(const std::function<void()>& step) {
