@@ -173,6 +173,7 @@ std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Ten
 }
 
 std::optional<Overflow> find_overflow(const std::function<void()>& step) {
+  HT_CHECK(step, "find_overflow: the step is an empty function");
   Looking looking;
   {
     Watching on(looking);
@@ -182,7 +183,7 @@ std::optional<Overflow> find_overflow(const std::function<void()>& step) {
 }
 
 std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, double scale, double at) {
-  HT_CHECK(scale > 0 && at > 0, "gradient_stats: expected scales above 0, got ", scale, " and ", at);
+  HT_CHECK(scale > 0 && at > 0 && std::isfinite(scale) && std::isfinite(at), "gradient_stats: expected finite scales above 0, got ", scale, " and ", at);
   std::vector<GradientStats> all;
   for (auto& [name, p] : named) {
     GradientStats& s = all.emplace_back();
@@ -255,6 +256,8 @@ std::ostream& operator<<(std::ostream& os, const Advice& a) {
 
 Advice advise(const std::vector<Tensor>& parameters, const std::vector<Tensor>& buffers, const std::function<Tensor()>& loss, double scale) {
   HT_CHECK(!parameters.empty(), "advise: there are no parameters");
+  HT_CHECK(loss, "advise: the loss is an empty function");
+  HT_CHECK(scale > 0 && std::isfinite(scale), "advise: expected a finite scale above 0, got ", scale);
   check_may_sync("advise");
   Device device = parameters[0].device();
   bool cuda = device.type == DeviceType::cuda;
