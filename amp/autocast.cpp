@@ -104,6 +104,11 @@ Cast Policy::get(std::string_view op) const {
 void Policy::append_key(std::vector<int64_t>& key) const {
   key.push_back(static_cast<int64_t>(overrides_.size()));
   for (auto& [op, cast] : overrides_) key.insert(key.end(), {reinterpret_cast<int64_t>(op), static_cast<int64_t>(cast)});
+// What would not do its work on casts of its arguments.
+bool is_untouched(const OpDef& op) {
+  return op.view || (op.writes && !op.backward) || &op == &op::cast || &op == &op::transfer || &op == &op::clone || &op == &op::copy;
+}
+
 }
 
 Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_of_layer]), saved_layers_(thread_state().layers) {
@@ -113,6 +118,9 @@ Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_o
   for (int i = 0; i < num_device_types; ++i) {
     auto& d = next->device[i];
     if (!o.device || static_cast<int>(*o.device) == i) {
+  HT_CHECK(cast != Cast::unset && cast <= Cast::banned, "Policy::set: expected a policy for '", op, "', got ", cast == Cast::unset ? "Cast::unset" : std::to_string(static_cast<int>(cast)));
+  HT_CHECK(cast == Cast::keep || !is_untouched(*def), "Policy::set: '", op, "' is an operator that autocast does not touch, as it is a view, copies or casts, or updates what it is given; "
+           "only Cast::keep is possible");
       d.enabled = o.enabled;
       if (o.dtype && is_16bit_dtype(*o.dtype)) d.dtype = *o.dtype;
     }
@@ -153,7 +161,8 @@ Tensors autocast_layer(Call& c) {
   auto& region = s.device[static_cast<int>(type)];
   if (!region.enabled) return dispatch(c);
   auto each = [&](auto f) {
-    for (auto& t : c.in) if (eligible(t, type)) t = f(t);
+    for (size_t i = 0; i < c.in.size(); ++i)
+      if (Tensor& t = c.in[i]; eligible(t, type) && !(c.op->writes && c.op->writes(c, i))) t = f(t);  // a cast of what is written would be lost
   };
   switch (policy_of(s).get(*c.op)) {
     case Cast::lower:
