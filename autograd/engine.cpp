@@ -315,7 +315,7 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   CaptureLog* log = thread_state().capture;
   if (!log || leaf.capture == log->serial) return;
   leaf.capture = log->serial;
-  leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp});
+  leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp, false});
   std::weak_ptr<Body> weak = body;
   // The graph writes this very buffer; what the slot held matters only where the step read it before it wrote.
   std::weak_ptr<Storage> buffer = leaf.buffer.defined() ? leaf.buffer.storage() : nullptr;
@@ -335,7 +335,7 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
     }
   });
   log->effects.push_back([weak, last = leaf.final_state] {
-    if (auto b = weak.lock()) {
+    if (auto b = weak.lock(); b && last->written) {
       Leaf& l = meta_of(Tensor(b)).leaf();
       l.empty = last->empty;
       l.stamp = last->stamp;
@@ -347,7 +347,7 @@ void set_slot(Leaf& leaf, bool empty, const GradStamp& stamp) {
   leaf.empty = empty;
   leaf.stamp = stamp;
   CaptureLog* log = thread_state().capture;
-  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp};
+  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp, true};
 }
 
 bool can_become_buffer(const Tensor& g) {
@@ -369,7 +369,6 @@ void Run::stamp(const GradStamp& s) {
 
 void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g, bool scaled) {
   const GradStamp& stamp = scaled ? stamp_ : unscaled;
-
   std::unique_lock guard(leaf.lock);
   while (leaf.claimed_by && leaf.claimed_by != this) {  // another run's kernel is writing the buffer
     guard.unlock();

@@ -212,6 +212,17 @@ TEST_CASE("replays of captured steps leave gradients with the scale of their rep
     CHECK_FALSE(second.holds());  // onto a stale gradient is another step
     CHECK_THROWS_WITH(scaler.step(s.opt), stale);
   }
+  // One that only looks.
+  s.opt.zero_grad();
+  backward();
+  Noted looks([&] { s.p.grad(); });
+  for (int i = 0; i < 2; ++i) {
+    CHECK_NOTHROW(finish());
+    s.opt.zero_grad();
+    backward();
+    REQUIRE(looks.holds());
+    looks.replay();
+  }
   // One that leaves a gradient for the next step, whichever of scale and gradient it looked at first.
   Noted ahead([&] {
     s.opt.zero_grad();
