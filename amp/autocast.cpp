@@ -16,7 +16,7 @@ namespace amp {
 // What a region goes back to; on a list of its thread's, as regions may end in any order.
 struct OpenRegion {
   std::shared_ptr<const LayerState> saved;
-  uint8_t saved_layers;
+  uint8_t saved_layers = 0;
   std::shared_ptr<OpenRegion> outer;
   std::atomic<bool> ended = false;
 };
@@ -153,8 +153,10 @@ Autocast::Autocast(const AutocastOptions& o) {
   next->strict |= o.strict;
   if (o.policy) next->policy = std::make_shared<const Policy>(*o.policy);
   ThreadState& t = thread_state();
-  open_ = innermost = std::make_shared<OpenRegion>(t.slot[slot_of_layer], t.layers, std::move(innermost));
-  t.slot[slot_of_layer] = std::move(next);
+  open_ = std::make_shared<OpenRegion>();
+  open_->saved = std::exchange(t.slot[slot_of_layer], std::move(next));
+  open_->saved_layers = t.layers;
+  open_->outer = std::exchange(innermost, open_);
   unsigned bit = 1u << static_cast<int>(Layer::autocast);
   t.layers = static_cast<uint8_t>(any ? t.layers | bit : t.layers & ~bit);
 }
