@@ -12,9 +12,30 @@
 
 namespace halftone {
 namespace amp {
+
+// What a region goes back to; on a list of its thread's, as regions may end in any order.
+struct OpenRegion {
+  std::shared_ptr<const LayerState> saved;
+  uint8_t saved_layers = 0;
+  std::shared_ptr<OpenRegion> outer;
+  std::atomic<bool> ended = false;
+};
+
 namespace {
 
 constexpr auto slot_of_layer = static_cast<size_t>(Layer::autocast);
+
+thread_local std::shared_ptr<OpenRegion> innermost;
+
+void leave_ended() {
+  ThreadState& t = thread_state();
+  constexpr unsigned bit = 1u << static_cast<int>(Layer::autocast);
+  while (innermost && innermost->ended) {
+    t.layers = static_cast<uint8_t>((t.layers & ~bit) | (innermost->saved_layers & bit));
+    t.slot[slot_of_layer] = std::move(innermost->saved);
+    innermost = std::move(innermost->outer);
+  }
+}
 
 const AutocastState& state() {
   static const AutocastState none;
@@ -83,6 +104,11 @@ void refuse_climb(const OpDef& op, std::span<const Tensor> in, DeviceType type, 
              "; cast it, or take the operator out of the region");
 }
 
+// What would not do its work on casts of its arguments.
+bool is_untouched(const OpDef& op) {
+  return op.view || (op.writes && !op.backward) || &op == &op::cast || &op == &op::transfer || &op == &op::clone || &op == &op::copy;
+}
+
 }  // namespace
 
 const Policy& default_policy() {
@@ -92,6 +118,9 @@ const Policy& default_policy() {
 Policy& Policy::set(std::string_view op, Cast cast) {
   const OpDef* def = find_op(op);
   HT_CHECK(def, "Policy::set: there is no operator named '", op, "'");
+  HT_CHECK(cast != Cast::unset && cast <= Cast::banned, "Policy::set: expected a policy for '", op, "', got ", cast == Cast::unset ? "Cast::unset" : std::to_string(static_cast<int>(cast)));
+  HT_CHECK(cast == Cast::keep || !is_untouched(*def), "Policy::set: '", op, "' is an operator that autocast does not touch, as it is a view, copies or casts, or updates what it is given; "
+           "only Cast::keep is possible");
   overrides_[def] = cast;
   return *this;
 }
@@ -106,8 +135,10 @@ void Policy::append_key(std::vector<int64_t>& key) const {
   for (auto& [op, cast] : overrides_) key.insert(key.end(), {reinterpret_cast<int64_t>(op), static_cast<int64_t>(cast)});
 }
 
-Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_of_layer]), saved_layers_(thread_state().layers) {
+Autocast::Autocast(const AutocastOptions& o) {
+  HT_CHECK(!o.device || static_cast<int>(*o.device) < num_device_types, "Autocast: expected device cpu or cuda, got ", static_cast<int>(*o.device));
   HT_CHECK(!o.enabled || !o.dtype || is_16bit_dtype(*o.dtype), "Autocast: expected dtype f16 or bf16, got ", *o.dtype, "; for an f32 region say {.enabled = false}");
+  leave_ended();
   auto next = std::make_shared<AutocastState>(state());
   bool any = false;
   for (int i = 0; i < num_device_types; ++i) {
@@ -122,16 +153,17 @@ Autocast::Autocast(const AutocastOptions& o) : saved_(thread_state().slot[slot_o
   next->strict |= o.strict;
   if (o.policy) next->policy = std::make_shared<const Policy>(*o.policy);
   ThreadState& t = thread_state();
-  t.slot[slot_of_layer] = std::move(next);
+  open_ = std::make_shared<OpenRegion>();
+  open_->saved = std::exchange(t.slot[slot_of_layer], std::move(next));
+  open_->saved_layers = t.layers;
+  open_->outer = std::exchange(innermost, open_);
   unsigned bit = 1u << static_cast<int>(Layer::autocast);
   t.layers = static_cast<uint8_t>(any ? t.layers | bit : t.layers & ~bit);
 }
 
 Autocast::~Autocast() {
-  ThreadState& t = thread_state();
-  unsigned bit = 1u << static_cast<int>(Layer::autocast);
-  t.layers = static_cast<uint8_t>((t.layers & ~bit) | (saved_layers_ & bit));
-  t.slot[slot_of_layer] = std::move(saved_);
+  open_->ended = true;
+  leave_ended();
 }
 
 void AutocastState::append_key(std::vector<int64_t>& key) const {
@@ -153,7 +185,8 @@ Tensors autocast_layer(Call& c) {
   auto& region = s.device[static_cast<int>(type)];
   if (!region.enabled) return dispatch(c);
   auto each = [&](auto f) {
-    for (auto& t : c.in) if (eligible(t, type)) t = f(t);
+    for (size_t i = 0; i < c.in.size(); ++i)
+      if (Tensor& t = c.in[i]; eligible(t, type) && !(c.op->writes && c.op->writes(c, i))) t = f(t);  // a cast of what is written would be lost
   };
   switch (policy_of(s).get(*c.op)) {
     case Cast::lower:

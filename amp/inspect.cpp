@@ -5,12 +5,15 @@
 #include <chrono>
 #include <cmath>
 #include <iomanip>
+#include <limits>
 #include <ostream>
+#include <set>
 
 #include "halftone/amp/autocast.h"
 #include "halftone/amp/trace.h"
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/backend.h"
+#include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/random.h"
 #include "halftone/ops/reduce.h"
@@ -21,31 +24,64 @@ namespace {
 
 bool floating(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
 
+// Which values that are not finite a tensor holds.
+enum Oddity : unsigned { none = 0, minus_inf = 1, plus_inf = 2, not_a_number = 4 };
+unsigned oddities(const Tensor& t) {
+  if (!floating(t) || all_finite(t)) return none;
+  NoGrad off;
+  LayerScope kernels_only(0);
+  auto any = [](const Tensor& which) { return which.to(DType::i64).sum().item<int64_t>() > 0; };
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  Tensor x = t.detach();
+  return (any(eq(x, -inf)) ? minus_inf : none) | (any(eq(x, inf)) ? plus_inf : none) | (any(isnan(x)) ? not_a_number : none);
+}
+
+// Where the program asks for it by a number.
+bool writes_infinity(const Call& c) {
+  if (c.op == &op::fill) return true;
+  if (c.op != &op::where) return false;
+  auto numbers = c.as<WhereAttrs>();
+  return std::isinf(numbers.a.to<double>()) || std::isinf(numbers.b.to<double>());
+}
+
 // The calls of a step, looked at one by one.
 class Looking final : public Watcher {
  public:
   void before(const Call& c) override {
-    arguments_finite_ = true;
+    read_ = none;
     if (found) return;
-    for (auto& t : c.in) arguments_finite_ &= !floating(t) || all_finite(t);
+    for (size_t i = 0; i < c.in.size(); ++i) {
+      const Tensor& t = c.in[i];
+      unsigned odd = oddities(t);
+      read_ |= odd;
+      if (odd == none || own_.contains(t.storage()) || (c.op->writes && c.op->writes(c, i))) continue;
+      // Whatever the step computes is looked at, so this came from outside.
+      if (odd == minus_inf && !t.requires_grad()) own_.insert(t.storage());
+      else return note(c, t.meta(), static_cast<int>(i));
+    }
   }
   void after(const Call& c, const Tensors& out) override {
-    int64_t number = calls_++;
-    if (found || !arguments_finite_) return;
-    auto written = [&](const Tensor& t, const Meta& m) {
-      if (found || !floating(t) || all_finite(t)) return;
-      const ThreadState& s = thread_state();
-      found = Overflow{.op = c.op->name, .module = s.within ? s.within->object : nullptr, .module_name = "?", .in_backward = in_backward(),
-                       .result = m, .call = number, .parameters = {}};
-    };
-    for (auto& t : out) written(t, t.meta());
-    if (c.op->writes)
-      for (size_t i = 0; i < c.in.size(); ++i) if (c.in[i].defined() && c.op->writes(c, i)) written(c.in[i], c.in[i].meta());
+    for (auto& t : out) look(c, t);
+    for (size_t i = 0; c.op->writes && i < c.in.size(); ++i) if (c.op->writes(c, i)) look(c, c.in[i]);
+    ++calls_;
   }
   std::optional<Overflow> found;
 
  private:
-  bool arguments_finite_ = true;
+  void look(const Call& c, const Tensor& t) {
+    if (found) return;
+    unsigned odd = oddities(t), allowed = read_ | (writes_infinity(c) ? minus_inf | plus_inf : none);
+    if (odd & ~allowed) note(c, t.meta(), -1);
+    else if (odd) own_.insert(t.storage());
+  }
+  void note(const Call& c, const Meta& m, int argument) {
+    const ThreadState& s = thread_state();
+    found = Overflow{.op = c.op->name, .module = s.within ? s.within->object : nullptr, .module_name = "?", .in_backward = in_backward(),
+                     .result = m, .call = calls_, .argument = argument, .given = {}, .parameters = {}};
+  }
+
+  unsigned read_ = none;                     // by the call that runs
+  std::set<std::shared_ptr<Storage>> own_;   // tensors whose infinities are the program's own
   int64_t calls_ = 0;
 };
 
@@ -57,7 +93,7 @@ class Undo {
     for (auto& p : parameters) {
       Tensor g = p.grad();
       grads_.push_back(g.defined() ? g.clone() : Tensor());
-      stamps_.push_back(g.defined() ? grad_stamp(p) : 0);
+      stamps_.push_back(grad_stamp(p));
     }
     for (auto& b : buffers) values_.push_back(b.clone());
     std::vector<Device> devices{Device::cpu()};
@@ -85,7 +121,7 @@ class Undo {
 
  private:
   std::vector<Tensor> parameters_, buffers_, grads_, values_;
-  std::vector<uint64_t> stamps_;
+  std::vector<GradStamp> stamps_;
   std::vector<Tensor> numbers_;
   std::shared_ptr<Generator> generator_ = thread_state().generator;  // draws nothing meanwhile
 };
@@ -114,8 +150,14 @@ bool all_finite(const Tensor& t) {
 }
 
 std::ostream& operator<<(std::ostream& os, const Overflow& o) {
-  os << o.op << (o.in_backward ? ", in backward," : "") << " gave the first result that is not finite: " << str(o.result) << ", in module '" << o.module_name
-     << "', operator " << o.call << " of the step";
+  os << o.op << (o.in_backward ? ", in backward," : "");
+  if (o.argument < 0) os << " gave the first result that is not finite: ";
+  else os << " was the first to read what was not finite before the step, as argument " << o.argument << ": ";
+  os << str(o.result) << ", in module '" << o.module_name << "', operator " << o.call << " of the step";
+  if (!o.given.empty()) {
+    os << "; not finite before it:";
+    for (auto& name : o.given) os << ' ' << name;
+  }
   if (!o.parameters.empty()) {
     os << "; gradients that are not finite:";
     for (auto& p : o.parameters) os << ' ' << p;
@@ -123,7 +165,15 @@ std::ostream& operator<<(std::ostream& os, const Overflow& o) {
   return os << '\n';
 }
 
+std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters, const std::vector<std::pair<std::string, Tensor>>& buffers) {
+  std::vector<std::string> names;
+  for (auto& [name, p] : parameters) if (oddities(p) != none) names.push_back(name);
+  for (auto& [name, b] : buffers) if (oddities(b) > minus_inf) names.push_back(name);
+  return names;
+}
+
 std::optional<Overflow> find_overflow(const std::function<void()>& step) {
+  HT_CHECK(step, "find_overflow: the step is an empty function");
   Looking looking;
   {
     Watching on(looking);
@@ -133,7 +183,7 @@ std::optional<Overflow> find_overflow(const std::function<void()>& step) {
 }
 
 std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, double scale, double at) {
-  HT_CHECK(scale > 0 && at > 0, "gradient_stats: expected scales above 0, got ", scale, " and ", at);
+  HT_CHECK(scale > 0 && at > 0 && std::isfinite(scale) && std::isfinite(at), "gradient_stats: expected finite scales above 0, got ", scale, " and ", at);
   std::vector<GradientStats> all;
   for (auto& [name, p] : named) {
     GradientStats& s = all.emplace_back();
@@ -163,7 +213,11 @@ std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::strin
 std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, const GradScaler& scaler) {
   double scale = scaler.get_scale();
   bool scaled = false;
-  for (auto& [name, p] : named) scaled |= p.grad().defined() && grad_stamp(p) != 0;
+  for (auto& [name, p] : named) {
+    if (!p.grad().defined() || !grad_stamp(p).scaler) continue;
+    HT_CHECK(grad_stamp(p).age() == 0, "gradient_stats: the gradient of '", name, "' carries a scale that has changed since; look before update()");
+    scaled = true;
+  }
   return gradient_stats(named, scaled ? scale : 1, scale);
 }
 
@@ -202,6 +256,8 @@ std::ostream& operator<<(std::ostream& os, const Advice& a) {
 
 Advice advise(const std::vector<Tensor>& parameters, const std::vector<Tensor>& buffers, const std::function<Tensor()>& loss, double scale) {
   HT_CHECK(!parameters.empty(), "advise: there are no parameters");
+  HT_CHECK(loss, "advise: the loss is an empty function");
+  HT_CHECK(scale > 0 && std::isfinite(scale), "advise: expected a finite scale above 0, got ", scale);
   check_may_sync("advise");
   Device device = parameters[0].device();
   bool cuda = device.type == DeviceType::cuda;

@@ -13,7 +13,9 @@ namespace halftone::amp {
 
 // ---- overflows
 
-// The first operator whose result is not finite though its arguments were.
+// The first operator whose result is not finite though its arguments were, or that read what was not finite before the step.
+// Infinities that a program writes by `full` or hands in as a tensor of -inf, such as masks, are its own, and so is what
+// operators pass on of them: an operator that makes NaN of them, or an inf of the other sign, is the first.
 struct Overflow {
   std::string op;
   const void* module = nullptr;  // the module whose forward called it, or recorded it where it ran in backward
@@ -21,18 +23,24 @@ struct Overflow {
   bool in_backward = false;
   Meta result;
   int64_t call = 0;                     // of the step's operators, counted from 0
+  int argument = -1;                    // >= 0: this one of the operator's, whose form `result` tells, was not finite before the step
+  std::vector<std::string> given;       // parameters and buffers that were not finite before the step
   std::vector<std::string> parameters;  // whose gradients are not finite after the step
 };
 HT_API std::ostream& operator<<(std::ostream& os, const Overflow& o);
 
 // Waits for the device.
 HT_API bool all_finite(const Tensor& t);
-// Runs `step` once with every operator's result looked at.
+// The names of parameters that are not finite, and of buffers that hold more than -inf.
+HT_API std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters, const std::vector<std::pair<std::string, Tensor>>& buffers);
+// Runs `step` once with every operator's arguments and results looked at.
 HT_API std::optional<Overflow> find_overflow(const std::function<void()>& step);
 // The same, with names from `net`: replay the step that overflowed, on the same batch, forward and backward.
 template <class Net> std::optional<Overflow> find_overflow(Net& net, const std::function<void()>& step) {
+  std::vector<std::string> given = not_finite(net.named_parameters(), net.named_buffers());
   auto found = find_overflow(step);
   if (!found) return found;
+  found->given = std::move(given);
   for (auto& [name, module] : net.named_modules()) if (module == found->module) found->module_name = name;
   for (auto& [name, p] : net.named_parameters())
     if (Tensor g = p.grad(); g.defined() && !all_finite(g)) found->parameters.push_back(name);

@@ -16,14 +16,17 @@ bool narrow(const Tensor& t) { return is_16bit_dtype(t.dtype()); }
 
 LevelState::LevelState(const InitializeOptions& o, std::vector<optim::Optimizer*> optimizers, const NamedTensors& parameters)
     : scaler(scaling(o)), level_(o.level), dtype_(DType::f32), optimizers_(std::move(optimizers)) {
+  HT_CHECK(level_ <= O3, "initialize: expected level O0, O1, O2 or O3, got ", static_cast<int>(level_));
   HT_CHECK(!parameters.empty(), "initialize: the model has no parameters");
   for (auto* opt : optimizers_) HT_CHECK(opt, "initialize: an optimizer is null");
   for (auto& [name, p] : parameters)
-    HT_CHECK(!narrow(p), "initialize: expected a model in f32, which the level converts; parameter '", name, "' is ", p.meta());
+    HT_CHECK(p.dtype() == DType::f32, "initialize: expected a model in f32, which the level converts; parameter '", name, "' is ", p.meta());
   HT_CHECK(!o.dtype || is_16bit_dtype(*o.dtype), "initialize: expected dtype f16 or bf16, got ", *o.dtype, "; for f32 say {.level = amp::O0}");
   if (level_ != O0) dtype_ = o.dtype.value_or(parameters[0].second.device().type == DeviceType::cuda ? DType::f16 : DType::bf16);
   HT_CHECK(level_ != O3 || dtype_ != DType::f16 || !scaler.enabled(), "initialize: gradients of O3 in f16 are f16, which unscaling would underflow; use O2, whose "
            "masters take them in f32, or bf16");
+  for (auto& [name, p] : parameters)
+    HT_CHECK(!converts() || !p.grad().defined(), "initialize: parameter '", name, "' has a gradient, which a 16-bit level does not take over; zero_grad() first");
   if (level_ == O2) for (auto* opt : optimizers_) opt->use_master_weights();
 }
 

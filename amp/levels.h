@@ -63,19 +63,17 @@ class HT_API LevelState {
 template <class Net> class Leveled final : public LevelState {
  public:
   Leveled(Net& net, std::vector<optim::Optimizer*> optimizers, const InitializeOptions& o)
-      : LevelState(o, std::move(optimizers), net.named_parameters()), net_(&net) {
+      : LevelState(o, std::move(optimizers), unfixed(net)), net_(&net) {
     if (!converts()) return;
     std::vector<Tensor> parameters = net.parameters(), before;
     for (auto& p : parameters) before.push_back(p.detach());
     net.to(dtype());
     if (level() == O3) {
-      std::set<const Body*> fixed;
-      for (auto* m : net.modules())
-        if (m->fixed_dtype()) for (auto& p : m->parameters()) fixed.insert(p.body().get());
       NoGrad off;
+      std::set<const Body*> own = fixed(net);
       for (auto* m : net.modules())
         if (m->keeps_f32())
-          for (auto& p : m->parameters()) if (!fixed.contains(p.body().get())) p.set_(p.detach().to(dtype()));
+          for (auto& p : m->parameters()) if (!own.contains(p.body().get())) p.set_(p.detach().to(dtype()));
     }
     start_masters(parameters, before);
   }
@@ -97,10 +95,23 @@ template <class Net> class Leveled final : public LevelState {
   }
 
  private:
+  // The parameters of modules that state a dtype of their own, and those of all others.
+  static std::set<const Body*> fixed(Net& net) {
+    std::set<const Body*> all;
+    for (auto* m : net.modules())
+      if (m->fixed_dtype()) for (auto& p : m->parameters()) all.insert(p.body().get());
+    return all;
+  }
+  static NamedTensors unfixed(Net& net) {
+    NamedTensors all = net.named_parameters();
+    std::erase_if(all, [own = fixed(net)](auto& named) { return own.contains(named.second.body().get()); });
+    return all;
+  }
+
   Net* net_;
 };
 
-// Brings an f32 model to a level, once and before the first step: converts it at O2 and O3, and at O2 has the optimizers keep
+// Brings an f32 model without gradients to a level, once and before the first step: converts it at O2 and O3, and at O2 has the optimizers keep
 // masters, which begin as the f32 weights. Model and optimizers must outlive the result.
 template <class Net> Leveled<Net> initialize(Net& net, optim::Optimizer& opt, const InitializeOptions& o = {}) { return {net, {&opt}, o}; }
 template <class Net> Leveled<Net> initialize(Net& net, std::vector<optim::Optimizer*> optimizers, const InitializeOptions& o = {}) {

@@ -64,6 +64,7 @@ double mebibytes(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20);
 }  // namespace
 
 std::vector<ModuleMemory> memory_by_module(Device device, const std::function<void()>& step) {
+  HT_CHECK(step, "memory_by_module: the step is an empty function");
   Meter meter(device);
   {
     Watching on(meter);

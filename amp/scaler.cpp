@@ -38,20 +38,24 @@ namespace {
 
 // y = x * scale in f32; its backward stamps the run, so that the leaves it reaches know whose scale they carry.
 struct ScaleLoss : Function<ScaleLoss> {
-  static Tensor forward(Context& ctx, const Tensor& x, const Tensor& scale, uint64_t stamp) {
+  // Not watched for writes as a tensor alone would be: the stamp tells whether the scale is still that of forward.
+  struct Applied {
+    Tensor scale;
+    GradStamp stamp;
+  };
+  static Tensor forward(Context& ctx, const Tensor& x, const Tensor& scale, const GradStamp& stamp) {
     LayerScope plain(Layer::autocast, false);
-    ctx.save(scale, stamp);
+    ctx.save(Applied{scale, stamp});
     return (is_16bit_dtype(x.dtype()) ? x.to(DType::f32) : x) * scale;
   }
   static std::vector<Tensor> backward(Context& ctx, const Tensor& g) {
     LayerScope plain(Layer::autocast, false);
-    auto& [scale, stamp] = ctx.saved<Tensor, uint64_t>();
+    auto& [scale, stamp] = std::get<0>(ctx.saved<Applied>());
+    HT_CHECK(stamp.age() == 0, "backward: the scale has changed since scaler.scale(loss), by update() or load_state_dict(); scale the loss again, and run backward before update()");
     stamp_this_run(stamp);
     return {g * scale, {}};
   }
 };
-
-std::atomic<uint64_t> stamps{1};
 
 // The scale and its inverse are kept in f32, which holds both in this range.
 constexpr double smallest_scale = 0x1p-126, largest_scale = std::numeric_limits<float>::max();
@@ -76,9 +80,9 @@ StepOutcome::State StepOutcome::wait() const {
   return state();
 }
 
-GradScaler::GradScaler(const GradScalerOptions& o) : options_(o), stamp_(stamps++) {
+GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
   HT_CHECK(o.init_scale > 0 && std::isfinite(o.init_scale), "GradScaler: expected a finite init_scale above 0, got ", o.init_scale);
-  HT_CHECK(o.growth_factor >= 1, "GradScaler: expected growth_factor of 1 or more, got ", o.growth_factor);
+  HT_CHECK(o.growth_factor >= 1 && std::isfinite(o.growth_factor), "GradScaler: expected a finite growth_factor of 1 or more, got ", o.growth_factor);
   HT_CHECK(o.backoff_factor > 0 && o.backoff_factor <= 1, "GradScaler: expected backoff_factor in (0, 1], got ", o.backoff_factor);
   HT_CHECK(o.growth_interval > 0, "GradScaler: expected growth_interval above 0, got ", o.growth_interval);
   HT_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got ",
@@ -121,14 +125,23 @@ void GradScaler::move_state(Device device) {
   found_infs_.clear();
 }
 
+bool GradScaler::on() const {
+  HT_CHECK(progress_, "GradScaler: this scaler was moved from; use the one that it was moved to");
+  return options_.enabled;
+}
+void GradScaler::check_limits(const char* who, double scale) const {
+  HT_CHECK(scale >= options_.min_scale && scale <= options_.max_scale, who, ": expected a scale from min_scale to max_scale, [", options_.min_scale, ", ", options_.max_scale,
+           "], got ", scale);
+}
 void GradScaler::check_made(const char* who) const { HT_CHECK(scale_.defined(), who, ": nothing has been scaled yet; call scale(loss) and backward() first"); }
 
 Tensor GradScaler::scale(const Tensor& loss) {
   HT_CHECK(loss.defined() && is_floating(loss.dtype()), "GradScaler::scale: expected a floating loss");
-  if (!options_.enabled) return loss;
+  if (!on()) return loss;
   if (!scale_.defined()) make_state(loss.device());
   else if (scale_.device() != loss.device() && progress_->now.order.empty()) move_state(loss.device());
-  return ScaleLoss::apply(loss, scale_, stamp_);
+  note_capture();
+  return ScaleLoss::apply(loss, scale_, GradStamp{scales_, scales_->now});
 }
 std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
   std::vector<Tensor> r;
@@ -136,6 +149,7 @@ std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
   return r;
 }
 const Tensor& GradScaler::scale_tensor() {
+  on();
   if (!scale_.defined()) make_state(Device::cpu());
   return scale_;
 }
@@ -144,9 +158,14 @@ const Tensor& GradScaler::inverse_scale() {
   return inverse_;
 }
 
+GradScaler::Stage GradScaler::stage(const optim::Optimizer& opt) const {
+  auto i = progress_->now.optimizers.find(opt.id());
+  return i == progress_->now.optimizers.end() ? Stage::ready : i->second.stage;
+}
 GradScaler::PerOptimizer& GradScaler::entry(const optim::Optimizer& opt) { return progress_->now.optimizers[opt.id()]; }
 
 std::vector<Tensor> GradScaler::gradients(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who, bool in_place) const {
+  bool unscaled = stage(opt) == Stage::unscaled;
   std::vector<Tensor> grads;
   for (size_t i = 0; i < params.size(); ++i) {
     Tensor g = params[i].grad();
@@ -155,8 +174,14 @@ std::vector<Tensor> GradScaler::gradients(const optim::Optimizer& opt, const std
              " is f16, which unscaling would underflow; ",
              opt.keeps_master(params[i]) ? "the optimizer unscales it on the way to its master weight: clip with step(opt, {.clip_norm = ...})"
                                          : "keep parameters in f32 and use amp::Autocast, or give the optimizer master weights");
-    uint64_t stamp = grad_stamp(params[i]);
-    HT_CHECK(stamp == 0 || stamp == stamp_, who, ": the gradient of parameter ", i, " ", params[i].meta(), " was scaled by another GradScaler");
+    const GradStamp& stamp = grad_stamp(params[i]);
+    auto refuse = [&](auto... why) { throw Error(text::cat(who, ": the gradient of parameter ", i, " ", params[i].meta(), " of ", opt.name(), why...)); };
+    if (unscaled) {
+      if (stamp.scaler) refuse(" came after unscale_ and is still scaled; run every backward before unscale_");
+    } else if (!stamp.scaler) {
+      if (!stamp.assigned()) refuse(" is not scaled: backward ran on the loss itself, or unscale_ came before the last update(); call scaler.scale(loss).backward(), and zero_grad() for each step");
+    } else if (stamp.scaler != scales_) refuse(" was scaled by another GradScaler; let that one take this step, or zero_grad() and scale the loss by this one");
+    else if (stamp.age() != 0) refuse(" carries a scale that update() or load_state_dict() has replaced since; zero_grad() before the next backward, and call update() once for each step, after it");
     grads.push_back(std::move(g));
   }
   return grads;
@@ -186,7 +211,7 @@ void GradScaler::note_capture() {
   CaptureLog* log = thread_state().capture;
   if (!log || progress_->capture == log->serial) return;
   progress_->capture = log->serial;
-  progress_->left = std::make_shared<Iteration>(progress_->now);
+  progress_->left = std::make_shared<Place>(Place{progress_->now, scales_->now});
   std::weak_ptr<Progress> weak = progress_;
   log->guards.push_back([weak, before = progress_->now] {
     auto p = weak.lock();
@@ -194,24 +219,28 @@ void GradScaler::note_capture() {
   });
   if (int64_t most = options_.max_consecutive_skips; most > 0)
     log->guards.push_back([board = board_, most] { return -board->streak() <= most; });
-  log->undo.push_back([weak, before = progress_->now] {
+  log->undo.push_back([weak, before = progress_->now, scales = scales_, number = scales_->now] {
+    scales->now = number;
     if (auto p = weak.lock()) p->now = before;
   });
-  log->effects.push_back([weak, left = progress_->left] {
-    if (auto p = weak.lock()) p->now = *left;
+  // Before those of gradients, whose stamps follow the shift.
+  log->effects.insert(log->effects.begin(), [weak, left = progress_->left, scales = scales_, number = scales_->now] {
+    scales->now += left->scale - number;
+    scales->shift = scales->now - left->scale;
+    if (auto p = weak.lock()) p->now = left->iteration;
   });
 }
 void GradScaler::leave() {
   CaptureLog* log = thread_state().capture;
-  if (log && progress_->capture == log->serial) *progress_->left = progress_->now;
+  if (log && progress_->capture == log->serial) *progress_->left = {progress_->now, scales_->now};
 }
 
 void GradScaler::unscale_(optim::Optimizer& opt) {
-  if (!options_.enabled) return;
+  if (!on()) return;
   check_made("unscale_");
   note_capture();
-  HT_CHECK(entry(opt).stage != Stage::unscaled, "unscale_: already called for ", opt.name(), " since the last update()");
-  HT_CHECK(entry(opt).stage != Stage::stepped, "unscale_: called for ", opt.name(), " after step(); call update() first");
+  HT_CHECK(stage(opt) != Stage::unscaled, "unscale_: already called for ", opt.name(), " since the last update()");
+  HT_CHECK(stage(opt) != Stage::stepped, "unscale_: called for ", opt.name(), " after step(); call update() first");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   std::vector<Tensor> params = opt.parameters(), grads = gradients(opt, params, "unscale_", true);
@@ -223,13 +252,13 @@ void GradScaler::unscale_(optim::Optimizer& opt) {
   if (agree_) agree_(found_inf);
   entry(opt).stage = Stage::unscaled;
   leave();
-  for (auto& p : params) if (p.grad().defined()) set_grad_stamp(p, 0);
+  for (auto& p : params) if (p.grad().defined()) set_grad_stamp(p, {});
 }
 
 StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   StepOutcome outcome;
   HT_CHECK(o.clip_norm >= 0, "step: expected clip_norm of 0 or more, got ", o.clip_norm);
-  if (!options_.enabled) {
+  if (!on()) {
     if (o.clip_norm > 0) optim::clip_grad_norm_(opt.parameters(), o.clip_norm);
     opt.step();
     outcome.known_ = StepOutcome::State::stepped;
@@ -240,14 +269,11 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   int64_t most = options_.max_consecutive_skips;
   HT_CHECK(most == 0 || -board_->streak() <= most, "step: ", -board_->streak(), " steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = ",
            most, "; look for inf or NaN in the model, or lower the learning rate");
-  HT_CHECK(entry(opt).stage != Stage::stepped, "step: already called for ", opt.name(), " since the last update()");
+  HT_CHECK(stage(opt) != Stage::stepped, "step: already called for ", opt.name(), " since the last update()");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   std::vector<Tensor> params = opt.parameters(), grads = gradients(opt, params, "step", false);
-  bool unscaled = entry(opt).stage == Stage::unscaled;
-  for (size_t i = 0; unscaled && i < params.size(); ++i)
-    HT_CHECK(!params[i].grad().defined() || grad_stamp(params[i]) == 0, "step: the gradient of parameter ", i, " ", params[i].meta(),
-             " came after unscale_ and is still scaled; run every backward before unscale_");
+  bool unscaled = stage(opt) == Stage::unscaled;
   if (grads.empty()) {
     entry(opt).stage = Stage::stepped;
     leave();
@@ -286,37 +312,40 @@ void GradScaler::settle(const Tensor& scale, const Tensor& inverse, const Tensor
     update::ScalerAttrs a{options_.growth_factor, options_.backoff_factor, options_.min_scale, options_.max_scale, options_.growth_interval,
                           now.optimizers[now.order[0]].number, options_.hysteresis};
     call_all(op::scaler_update, std::move(in), Attrs::of(a));
+    if (options_.growth_factor != 1 || options_.backoff_factor != 1) ++scales_->now;
   }
   now = {};
   leave();
 }
 
 void GradScaler::update() {
-  if (!options_.enabled) return;
+  if (!on()) return;
   check_made("update");
   NoGrad off;
   settle(scale_, inverse_, streak_);
 }
 void GradScaler::update(double new_scale) {
-  if (!options_.enabled) return;
+  if (!on()) return;
   HT_CHECK(new_scale > 0 && std::isfinite(new_scale), "update: expected a finite scale above 0, got ", new_scale);
-  HT_CHECK(in_range(new_scale), "update: expected a scale in [", smallest_scale, ", ", largest_scale, "], where f32 holds it and its inverse, got ", new_scale);
+  check_limits("update", new_scale);
   check_made("update");
   NoGrad off;
   settle(scale_, inverse_, streak_.clone());
   scale_.fill_(new_scale);
   inverse_.fill_(1 / new_scale);
+  ++scales_->now;
+  leave();
 }
 
 double GradScaler::get_scale() const {
-  if (!options_.enabled) return 1;
+  if (!on()) return 1;
   return scale_.defined() ? scale_.item() : options_.init_scale;
 }
-int64_t GradScaler::skipped_steps() const { return skipped_.defined() ? skipped_.item<int64_t>() : 0; }
+int64_t GradScaler::skipped_steps() const { return on() && skipped_.defined() ? skipped_.item<int64_t>() : 0; }
 
 StateDict GradScaler::state_dict() const {
   StateDict s;
-  if (!options_.enabled) return s;
+  if (!on()) return s;
   s.add("scale", scale_.defined() ? scale_ : full({}, options_.init_scale));
   s.add("streak", streak_.defined() ? streak_ : zeros({}, {.dtype = DType::i64}));
   s.add("skipped", skipped_.defined() ? skipped_ : zeros({}, {.dtype = DType::i64}));
@@ -325,15 +354,18 @@ StateDict GradScaler::state_dict() const {
 }
 
 void GradScaler::load_state_dict(const StateDict& s) {
-  if (!options_.enabled) return;
+  if (!on()) return;
   HT_CHECK(s.size() > 0, "GradScaler: the state is empty; it probably comes from a disabled scaler");
   NoGrad off;
   const Tensor &scale = s.at("scale"), &streak = s.at("streak"), &skipped = s.at("skipped");
   double value = scale.item();
-  HT_CHECK(in_range(value), "GradScaler: the state's scale is ", value, "; expected one in [", smallest_scale, ", ", largest_scale, "]");
+  check_limits("load_state_dict", value);
   if (!scale_.defined()) make_state(scale.device());
-  scale_.copy_(scale);
-  inverse_.copy_(1 / scale.to(DType::f64));
+  if (value != scale_.item()) {  // else gradients that carry it stay good
+    scale_.copy_(scale);
+    inverse_.copy_(1 / scale.to(DType::f64));
+    ++scales_->now;
+  }
   streak_.copy_(streak);
   skipped_.copy_(skipped);
   if (auto* patience = s.find("patience")) patience_.copy_(*patience);

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "halftone/autograd/autograd.h"
 #include "halftone/optim/optimizer.h"
 
 namespace halftone::amp {
@@ -43,7 +44,7 @@ class HT_API GradScaler {
   GradScaler& operator=(GradScaler&&) noexcept = default;
 
   // loss times the scale, in f32 (f64 for f64). The first call decides the scaler's device. Gradients of a backward through it
-  // are stamped as scaled: accumulating unscaled ones onto them, or clipping them, throws.
+  // are stamped with the scale: accumulating unscaled ones onto them, clipping them, or a step after the scale has changed throws.
   Tensor scale(const Tensor& loss);
   std::vector<Tensor> scale(const std::vector<Tensor>& losses);
   // The current scale and 1 / scale, f32 [], on the device.
@@ -53,23 +54,23 @@ class HT_API GradScaler {
   // Divides the optimizer's gradients by the scale, and notes whether all are finite. Once between two updates.
   void unscale_(optim::Optimizer& opt);
   struct StepOptions { double clip_norm = 0; };  // > 0: gradients are clipped to this norm on the way, as unscale_ and clip_grad_norm_ would
-  // Steps unless a gradient is not finite.
+  // Steps unless a gradient is not finite. Gradients must carry the present scale; those that set_grad put there count as scaled.
   StepOutcome step(optim::Optimizer& opt) { return step(opt, StepOptions()); }
   StepOutcome step(optim::Optimizer& opt, StepOptions o);
   // Grows the scale after growth_interval clean steps, backs off after an overflow. Once an iteration, after all steps.
   void update();
-  // Replaces the scale; the streak stays.
+  // Replaces the scale by one within min_scale and max_scale; the streak stays.
   void update(double new_scale);
 
   // Several processes or devices that share a model must skip together: `agree` is called with each found_inf (f32 [], not 0
   // for an overflow), on its device and before it counts, and makes it the largest of all ranks without asking the host.
   void set_agreement(std::function<void(const Tensor& found_inf)> agree) { agree_ = std::move(agree); }
 
-  bool enabled() const { return options_.enabled; }
+  bool enabled() const { return on(); }
   double get_scale() const;           // waits for the device
   int64_t skipped_steps() const;      // in all; waits for the device
   StateDict state_dict() const;
-  void load_state_dict(const StateDict& state);
+  void load_state_dict(const StateDict& state);  // its scale must lie within min_scale and max_scale
 
  private:
   enum class Stage : uint8_t { ready, unscaled, stepped };
@@ -86,29 +87,37 @@ class HT_API GradScaler {
     std::map<const Body*, std::string> parameters;  // of the optimizers in `order`, and whose each is
     bool operator==(const Iteration& o) const { return optimizers == o.optimizers && order == o.order; }
   };
+  struct Place {
+    Iteration iteration;
+    uint64_t scale;  // its number
+  };
   // Shared with the logs of captured steps, which put it where the step left it.
   struct Progress {
     Iteration now;
     uint64_t capture = 0;  // which one looked last
-    std::shared_ptr<Iteration> left;
+    std::shared_ptr<Place> left;
   };
+  Stage stage(const optim::Optimizer& opt) const;
   PerOptimizer& entry(const optim::Optimizer& opt);
   const Tensor& begin_check(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who);
+  // `in_place`: they are to be unscaled where they are.
   std::vector<Tensor> gradients(const optim::Optimizer& opt, const std::vector<Tensor>& params, const char* who, bool in_place) const;
   void make_state(Device device);
   void move_state(Device device);
+  bool on() const;  // enabled, and not moved from
+  void check_limits(const char* who, double scale) const;
   void check_made(const char* who) const;
   void note_capture();
   void leave();
   void settle(const Tensor& scale, const Tensor& inverse, const Tensor& streak);
 
   GradScalerOptions options_;
-  uint64_t stamp_;
   Tensor scale_, inverse_, streak_, skipped_, patience_;
   std::function<void(const Tensor&)> agree_;
   std::shared_ptr<OutcomeBoard> board_;
   std::map<const void*, Tensor> found_infs_;
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
+  std::shared_ptr<GradStamp::Scales> scales_ = std::make_shared<GradStamp::Scales>();
 };
 
 }  // namespace halftone::amp

@@ -87,6 +87,7 @@ void RangeMarker::after(const Call&, const Tensors&) {
 }
 
 Trace trace(const std::function<void()>& f) {
+  HT_CHECK(f, "trace: the function is empty");
   Collector collector;
   {
     Watching on(collector);

@@ -4,6 +4,7 @@
 // one iterative engine (engine.cpp): building, running and destroying a graph never recurse.
 #include <array>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "halftone/core/hook.h"
@@ -58,9 +59,23 @@ class HT_API EnableGrad {
   LayerScope scope_;
 };
 
-// ---- stamps: whose scale the gradients in .grad carry; 0 for none. Accumulating onto another stamp throws.
-HT_API void stamp_this_run(uint64_t stamp);  // from inside a node of the run
-HT_API uint64_t grad_stamp(const Tensor& leaf);
-HT_API void set_grad_stamp(const Tensor& leaf, uint64_t stamp);
+// ---- stamps: by whose scale, and by which of its scales, the gradients in .grad are multiplied. Adding those of another
+// scaler, or of none, throws; adding those of a later scale of the same one leaves the earlier stamp, which stays stale.
+struct GradStamp {
+  struct Scales {
+    uint64_t now = 1;    // the number of the present scale
+    uint64_t shift = 0;  // of the last replay of a captured step: from numbers then to numbers when it was captured
+  };
+  static constexpr uint64_t by_hand = 1;  // set_grad: whether it is scaled is not known
+
+  std::shared_ptr<const Scales> scaler;  // null: not scaled
+  uint64_t number = 0;                   // of the scale
+  bool assigned() const { return !scaler && number == by_hand; }
+  uint64_t age() const { return scaler ? scaler->now - number : number; }  // 0: current
+};
+// From inside a node of the run: the gradients that it gives are scaled, and so are those they lead to.
+HT_API void stamp_this_run(const GradStamp& stamp);
+HT_API const GradStamp& grad_stamp(const Tensor& leaf);
+HT_API void set_grad_stamp(const Tensor& leaf, const GradStamp& stamp);
 
 }  // namespace halftone

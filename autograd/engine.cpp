@@ -1,5 +1,6 @@
 // The engine: counts what each node will receive, then runs nodes latest first; gradients of a node wait until all have come.
 #include <algorithm>
+#include <optional>
 #include <queue>
 #include <thread>
 #include <unordered_map>
@@ -37,19 +38,21 @@ class Run final : public Services {
   void execute(const std::vector<Tensor>& seeds);
   std::vector<Tensor> leaves();
 
-  uint64_t stamp = 0;
+  void stamp(const GradStamp& s);
   std::vector<std::function<void()>> at_end;
 
  private:
   struct Waiting {
     int missing = 0, uses = 0;  // edges into the node that have not delivered, and all of them
     bool needed = false;
+    std::optional<bool> scaled;  // whether what has come is
     Tensors grads;
   };
   struct LeafWaiting {
     int missing = 0;
     Tensor handle;
     Tensor sum;  // for hooks, which see the whole gradient
+    std::optional<bool> scaled;
   };
 
   void plan();
@@ -59,14 +62,15 @@ class Run final : public Services {
   void run_node(Node& n);
   void enter(Backend::Queue next);
   Tensor through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor g);
-  void accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g);
+  void accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g, bool scaled);
+  void note_scaled(std::optional<bool>& before, const char* where) const;
   bool may_absorb(Step& s, size_t i) override;
   Tensor destination(Step& s, size_t i) override;
   void deliver_to_leaf(const Edge& e, Tensor g);
   bool is_claimed(const Edge& e) const;
   void give_up_claims();
   void fire_hooks();
-  void take(const Edge& e, Leaf& leaf, Tensor g);
+  void take(const Edge& e, Leaf& leaf, Tensor g, bool scaled);
 
   bool create_graph_, retain_graph_, accumulate_ = true;
   std::vector<Edge> roots_;
@@ -80,9 +84,12 @@ class Run final : public Services {
   std::vector<Leaf*> claimed_;    // of the node whose turn it is
   std::vector<Tensor> complete_;  // leaves whose last contribution has come and whose hooks have not run
   Backend::Queue last_{nullptr, 0};
+  GradStamp stamp_;      // of what is scaled
+  bool scaled_ = false;  // what the node gives whose turn it is
 };
 
 thread_local Run* current = nullptr;
+const GradStamp unscaled;
 
 struct CurrentRun {
   explicit CurrentRun(Run& r) : saved(current) { current = &r; }
@@ -197,6 +204,7 @@ void Run::run_node(Node& n) {
   bool any = false;
   for (auto& g : w.grads) any |= g.defined();
   enter({n.stream, n.cuda_device});
+  scaled_ = w.scaled.value_or(false);
   Step step{.node = n, .engine = *this, .grads = std::move(w.grads), .create_graph = create_graph_};
   for (uint32_t o = 0; o < step.grads.size(); ++o) {
     if (!step.grads[o].defined()) continue;
@@ -263,7 +271,10 @@ void Run::deliver(const Edge& e, const Meta& expected, Tensor g, const char* fro
   if (e.node) {
     Waiting& w = nodes_[e.node.get()];
     Tensor& slot = w.grads[e.output];
-    if (g.defined()) slot = slot.defined() ? slot + g : std::move(g);
+    if (g.defined()) {
+      note_scaled(w.scaled, e.node->name);
+      slot = slot.defined() ? slot + g : std::move(g);
+    }
     if (--w.missing == 0 && (w.needed || is_target(*e.node) || !e.node->hooks.empty())) ready_.push(e.node.get());
     return;
   }
@@ -275,16 +286,17 @@ void Run::deliver_to_leaf(const Edge& e, Tensor g) {
   Leaf& leaf = meta_of(handle).leaf();
   LeafWaiting& w = leaves_[e.leaf.get()];
   if (g.defined()) {
-    if (leaf.hooks.empty()) take(e, leaf, std::move(g));
+    note_scaled(w.scaled, "a leaf");
+    if (leaf.hooks.empty()) take(e, leaf, std::move(g), scaled_);
     else w.sum = w.sum.defined() ? w.sum + g : std::move(g);
   }
   if (--w.missing > 0) return;
-  if (w.sum.defined()) take(e, leaf, through_hooks(leaf.hooks, std::move(w.sum)));
+  if (w.sum.defined()) take(e, leaf, through_hooks(leaf.hooks, std::move(w.sum)), *w.scaled);
   if (accumulate_ && !leaf.post_accumulate.empty()) complete_.push_back(handle);
 }
 
-void Run::take(const Edge& e, Leaf& leaf, Tensor g) {
-  if (accumulate_) return accumulate(e.leaf, leaf, std::move(g));
+void Run::take(const Edge& e, Leaf& leaf, Tensor g, bool scaled) {
+  if (accumulate_) return accumulate(e.leaf, leaf, std::move(g), scaled);
   if (auto t = targets_.find(place_of(e)); t != targets_.end()) t->second = t->second.defined() ? t->second + g : std::move(g);
 }
 
@@ -303,16 +315,16 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   CaptureLog* log = thread_state().capture;
   if (!log || leaf.capture == log->serial) return;
   leaf.capture = log->serial;
-  leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp});
+  leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp, false});
   std::weak_ptr<Body> weak = body;
   // The graph writes this very buffer; what the slot held matters only where the step read it before it wrote.
   std::weak_ptr<Storage> buffer = leaf.buffer.defined() ? leaf.buffer.storage() : nullptr;
-  log->guards.push_back([weak, buffer, reads, had_buffer = leaf.buffer.defined(), empty = leaf.empty, scaled_by = leaf.stamp] {
+  log->guards.push_back([weak, buffer, reads, had_buffer = leaf.buffer.defined(), empty = leaf.empty, scaler = leaf.stamp.scaler, age = leaf.stamp.age()] {
     auto b = weak.lock();
     if (!b) return false;
     Leaf& now = meta_of(Tensor(b)).leaf();
     bool same_buffer = !had_buffer || (now.buffer.defined() && now.buffer.storage() == buffer.lock());
-    return same_buffer && (!reads || (now.empty == empty && (empty || now.stamp == scaled_by)));
+    return same_buffer && (!reads || (now.empty == empty && (empty || (now.stamp.scaler == scaler && now.stamp.age() == age))));
   });
   log->undo.push_back([weak, before = leaf.buffer, empty = leaf.empty, stamp = leaf.stamp] {
     if (auto b = weak.lock()) {
@@ -323,25 +335,40 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
     }
   });
   log->effects.push_back([weak, last = leaf.final_state] {
-    if (auto b = weak.lock()) {
+    if (auto b = weak.lock(); b && last->written) {
       Leaf& l = meta_of(Tensor(b)).leaf();
       l.empty = last->empty;
       l.stamp = last->stamp;
+      if (l.stamp.scaler) l.stamp.number += l.stamp.scaler->shift;
     }
   });
 }
-void set_slot(Leaf& leaf, bool empty, uint64_t stamp) {
+void set_slot(Leaf& leaf, bool empty, const GradStamp& stamp) {
   leaf.empty = empty;
   leaf.stamp = stamp;
   CaptureLog* log = thread_state().capture;
-  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp};
+  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp, true};
 }
 
 bool can_become_buffer(const Tensor& g) {
   return g.is_contiguous() && !g.body()->is_view && g.body().use_count() == 1 && g.storage().use_count() == 1 && !g.requires_grad();
 }
 
-void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g) {
+// Gradients that are scaled and gradients that are not do not add up.
+void Run::note_scaled(std::optional<bool>& before, const char* where) const {
+  HT_CHECK(before.value_or(scaled_) == scaled_, "backward: gradients of a scaled and of an unscaled loss meet in ", where, "; scale the whole loss, as in scaler.scale(a + b).backward()");
+  before = scaled_;
+}
+
+void Run::stamp(const GradStamp& s) {
+  HT_CHECK(!stamp_.scaler || stamp_.scaler == s.scaler, "backward: one run cannot mix the losses of two GradScalers");
+  HT_CHECK(!scaled_, "backward: the loss was scaled twice; call scaler.scale(loss) once");
+  stamp_ = s;
+  scaled_ = true;
+}
+
+void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g, bool scaled) {
+  const GradStamp& stamp = scaled ? stamp_ : unscaled;
   std::unique_lock guard(leaf.lock);
   while (leaf.claimed_by && leaf.claimed_by != this) {  // another run's kernel is writing the buffer
     guard.unlock();
@@ -349,8 +376,8 @@ void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g) {
     guard.lock();
   }
   note_capture(body, leaf, true);
-  HT_CHECK(leaf.empty || leaf.stamp == stamp, "backward: the gradient of a leaf ", body->meta, leaf.stamp ? " is scaled by a GradScaler" : " is not scaled",
-           ", what comes now is ", stamp ? "scaled" : "not", "; unscale_ it, or zero_grad() first");
+  HT_CHECK(leaf.empty || leaf.stamp.scaler == stamp.scaler, "backward: the gradient of a leaf ", body->meta, leaf.stamp.scaler ? " is scaled by a GradScaler" : " is not scaled",
+           ", what comes now is ", !stamp.scaler ? "not; unscale_ it" : leaf.stamp.scaler ? "by another; let one scale both losses" : "scaled; unscale_ it", ", or zero_grad() first");
   if (create_graph_) {
     HT_CHECK(!thread_state().capture, "backward: create_graph cannot be captured with .grad; use grad()");
     if (!leaf.empty) leaf.buffer = leaf.buffer + g;
@@ -367,7 +394,7 @@ void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g) {
   } else {
     leaf.buffer = can_become_buffer(g) ? std::move(g) : g.detach().clone();
   }
-  set_slot(leaf, false, stamp);
+  set_slot(leaf, false, leaf.empty || !stamp.scaler ? stamp : leaf.stamp);
 }
 
 // The sole user of an operator's output may answer for it when nobody else is looking at that output.
@@ -452,14 +479,17 @@ void at_end_of_backward(std::function<void()> callback) {
   current->at_end.push_back(std::move(callback));
 }
 
-void stamp_this_run(uint64_t stamp) {
+void stamp_this_run(const GradStamp& stamp) {
   HT_CHECK(current, "stamp_this_run: no backward is running on this thread");
-  HT_CHECK(current->stamp == 0 || current->stamp == stamp, "backward: one run cannot mix the losses of two GradScalers");
-  current->stamp = stamp;
+  current->stamp(stamp);
 }
-uint64_t grad_stamp(const Tensor& leaf) { return leaf_of(leaf, "grad_stamp").stamp; }
-void set_grad_stamp(const Tensor& leaf, uint64_t stamp) {
-  Leaf& l = leaf_of(leaf, "set_grad_stamp");
+const GradStamp& grad_stamp(const Tensor& leaf) {
+  HT_CHECK(leaf.defined() && leaf.is_leaf(), "grad_stamp: expected a leaf");
+  return leaf.body()->autograd ? leaf.body()->autograd->leaf().stamp : unscaled;
+}
+void set_grad_stamp(const Tensor& leaf, const GradStamp& stamp) {
+  HT_CHECK(leaf.defined() && leaf.is_leaf(), "set_grad_stamp: expected a leaf");
+  Leaf& l = meta_of(leaf).leaf();
   note_capture(leaf.body(), l, true);
   set_slot(l, l.empty, stamp);
 }
@@ -514,11 +544,11 @@ void Tensor::set_grad(const Tensor& g) const {
   Leaf& l = leaf_of(*this, "set_grad");
   std::lock_guard guard(l.lock);
   note_capture(body_, l, false);
-  if (!g.defined()) return set_slot(l, true, 0);
+  if (!g.defined()) return set_slot(l, true, {});
   HT_CHECK(g.shape() == shape() && g.dtype() == dtype() && g.device() == device(), "set_grad: expected ", meta(), " on ", device(), ", got ", g.meta(),
            " on ", g.device());
   l.buffer = g.is_contiguous() ? g.detach() : g.detach().clone();
-  set_slot(l, false, 0);
+  set_slot(l, false, {nullptr, GradStamp::by_hand});
 }
 
 void Tensor::zero_grad() const {
@@ -527,7 +557,7 @@ void Tensor::zero_grad() const {
   std::lock_guard guard(l.lock);
   note_capture(body_, l, false);
   if (l.buffer.defined() && l.buffer.requires_grad()) l.buffer = {};  // create_graph's: part of a graph, never a buffer
-  set_slot(l, true, 0);
+  set_slot(l, true, {});
 }
 
 }  // namespace halftone

@@ -22,13 +22,13 @@ struct Leaf {
   std::mutex lock;  // concurrent backward runs may meet in a leaf
   Tensor buffer;
   bool empty = true;
-  uint64_t stamp = 0;
+  GradStamp stamp;
   const void* claimed_by = nullptr;  // the run that is writing the buffer from a kernel
   std::vector<Numbered<TensorHook>> hooks;
   std::vector<Numbered<std::function<void(const Tensor&)>>> post_accumulate;
 
   // While a step is captured: what the slot was when the step first looked, and what the step leaves.
-  struct Final { bool empty; uint64_t stamp; };
+  struct Final { bool empty; GradStamp stamp; bool written; };
   uint64_t capture = 0;  // which one looked last: CaptureLog::serial
   std::shared_ptr<Final> final_state;
 };

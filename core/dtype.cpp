@@ -2,12 +2,13 @@
 #include "halftone/core/dtype.h"
 
 #include <algorithm>
+#include <array>
 
 namespace halftone {
 
 std::string_view name(DType t) {
-  constexpr std::string_view names[num_dtypes] = {"f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"};
-  return names[static_cast<int>(t)];
+  constexpr std::array<std::string_view, num_dtypes> names{"f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"};
+  return static_cast<size_t>(t) < names.size() ? names[static_cast<size_t>(t)] : "no dtype";
 }
 
 DType promote(DType a, DType b) {

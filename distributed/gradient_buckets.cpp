@@ -253,7 +253,7 @@ void GradientBuckets::take(Entry& e) {
     if (g.storage() != e.gradient.storage()) {  // somebody has set another buffer
       HT_CHECK(g.dtype() == e.gradient.dtype() && g.device() == e.gradient.device(), who, ": parameter ", e.name,
                " was moved or converted since this was made; make another");
-      uint64_t stamp = grad_stamp(e.parameter);
+      GradStamp stamp = grad_stamp(e.parameter);
       e.gradient.copy_(g);
       e.parameter.set_grad(e.gradient);
       set_grad_stamp(e.parameter, stamp);
@@ -338,7 +338,7 @@ void GradientBuckets::settle_absent() {
     std::vector<float> used = usage_.to_vector<float>();
     for (size_t i = 0; i < entries_.size(); ++i) entries_[i].used = used[i] > 0;
   }
-  uint64_t stamp = 0;
+  GradStamp stamp;
   for (auto& e : entries_) if (!e.absent) stamp = grad_stamp(e.parameter);
   for (auto& e : entries_) {
     if (!e.absent || !e.used) continue;

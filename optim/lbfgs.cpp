@@ -55,7 +55,7 @@ Tensor LBFGS::gradient() const {
   std::vector<Tensor> all;
   for (size_t i = 0; i < params_.size(); ++i) {
     Tensor g = params_[i].grad();
-    HT_CHECK(grad_stamp(params_[i]) == 0, "LBFGS: the gradient of parameter ", i, " is scaled by a GradScaler, whose skipped steps a closure does not know; call backward on the loss itself");
+    HT_CHECK(!grad_stamp(params_[i]).scaler, "LBFGS: the gradient of parameter ", i, " is scaled by a GradScaler, whose skipped steps a closure does not know; call backward on the loss itself");
     all.push_back((g.defined() ? g.detach() : zeros_like(params_[i].detach())).to({.dtype = wide, .device = params_[0].device()}).flatten());
   }
   return cat(all).clone();

@@ -137,8 +137,8 @@ void Optimizer::step_group(size_t g, const StepControls& controls) {
     HT_CHECK(!body.was_owned || body.owners > 0, class_name_, ": parameter ", i, " ", body.meta,
              " belongs to no module any more; it was replaced after this optimizer was made");
     grads.push_back(share_ && !share_(g, i) ? Tensor() : group.params[i].grad());
-    if (!controls.found_inf.defined() && grads.back().defined() && group.params[i].requires_grad())
-      HT_CHECK(grad_stamp(group.params[i]) == 0, class_name_, ": the gradient of parameter ", i, " ", body.meta,
+    if (!controls.found_inf.defined() && grads.back().defined())
+      HT_CHECK(!grad_stamp(group.params[i]).scaler, class_name_, ": the gradient of parameter ", i, " ", body.meta,
                " is scaled by a GradScaler; let scaler.step(opt) take the step, or call scaler.unscale_(opt) first");
   }
   follow(group.lr, group.params[0]);
@@ -333,7 +333,7 @@ std::vector<Tensor> unscaled_gradients(const std::vector<Tensor>& parameters, co
   for (size_t i = 0; i < parameters.size(); ++i) {
     Tensor g = parameters[i].grad();
     if (!g.defined()) continue;
-    HT_CHECK(grad_stamp(parameters[i]) == 0, who, ": the gradient of parameter ", i, " is scaled by a GradScaler; call unscale_ first");
+    HT_CHECK(!grad_stamp(parameters[i]).scaler, who, ": the gradient of parameter ", i, " is scaled by a GradScaler; call unscale_ first");
     grads.push_back(std::move(g));
   }
   return grads;

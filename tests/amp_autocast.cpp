@@ -1,4 +1,5 @@
 // Autocast regions and the 16-bit copies of weights: every forward sees the weights as they are now.
+#include <algorithm>
 #include <atomic>
 #include <sstream>
 #include <thread>
@@ -105,6 +106,53 @@ TEST_CASE("a region belongs to its thread; autocasted travels") {
   CHECK(matmul(x, x).dtype() == f16);
 }
 
+TEST_CASE("regions that end out of order leave the right one in force") {
+  auto now = [] { return amp::is_autocast_enabled() ? amp::autocast_dtype() : f32; };
+  int wrong = 0;
+  std::vector<int> order{0, 1, 2, 3};
+  do {
+    std::vector<std::unique_ptr<Autocast>> regions;
+    std::vector<DType> dtypes{f16, bf16, f32, f16};  // f32: an island
+    for (DType t : dtypes)
+      regions.push_back(t == f32 ? std::make_unique<Autocast>(amp::AutocastOptions{.enabled = false}) : std::make_unique<Autocast>(amp::AutocastOptions{.dtype = t}));
+    for (int ended : order) {
+      regions[static_cast<size_t>(ended)].reset();
+      DType expected = f32;
+      for (size_t i = 0; i < regions.size(); ++i) if (regions[i]) expected = dtypes[i];
+      wrong += now() != expected;
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+  CHECK(wrong == 0);
+  CHECK(now() == f32);
+  auto region = std::make_unique<Autocast>(amp::AutocastOptions{.dtype = f16});
+  std::thread([&] {
+    Autocast own({.dtype = bf16});
+    region.reset();  // another thread's
+    CHECK(now() == bf16);
+  }).join();
+  { Autocast next({.dtype = bf16}); }
+  CHECK(now() == f32);
+}
+
+TEST_CASE("what an operator writes is not cast, whatever its policy") {
+  amp::Policy p = amp::default_policy();
+  p.set("batch_norm", Cast::lower);
+  Tensor x = randn({8, 3}), mean = zeros({3}), var = ones({3});
+  Autocast region({.dtype = bf16, .policy = p});
+  Tensor y = batch_norm(x, ones({3}), zeros({3}), mean, var, {.training = true});
+  CHECK(y.dtype() == bf16);
+  CHECK(abs(mean).sum().item() > 0);
+}
+
+TEST_CASE("options of a region are checked") {
+  CHECK_THROWS_WITH(Autocast({.device = static_cast<DeviceType>(9)}), "Autocast: expected device cpu or cuda, got 9");
+  CHECK_THROWS_WITH(Autocast({.dtype = static_cast<DType>(99)}), "Autocast: expected dtype f16 or bf16, got no dtype; for an f32 region say {.enabled = false}");
+  std::function<Tensor(const Tensor&)> nothing;
+  CHECK_THROWS_WITH(amp::autocasted(nothing), "autocasted: the function is empty");
+  CHECK_FALSE(amp::is_autocast_enabled());
+  tests::count("error_texts", 3);
+}
+
 TEST_CASE("a policy is a value that a region keeps") {
   Tensor x = ones({2, 2});
   amp::Policy p;
@@ -114,7 +162,13 @@ TEST_CASE("a policy is a value that a region keeps") {
   CHECK(amp::default_policy().get("matmul") == Cast::lower);
   CHECK_THROWS_WITH(p.set("no_such_operator", Cast::full), "Policy::set: there is no operator named 'no_such_operator'");
   CHECK_THROWS_WITH(p.get("no_such_operator"), "Policy::get: there is no operator named 'no_such_operator'");
-  tests::count("error_texts", 2);
+  for (const char* op : {"cast", "clone", "copy", "transfer", "view", "slice", "adam", "sgd", "unscale", "check_finite", "scaler_update", "normal", "fill"}) {
+    CHECK_THROWS_WITH(p.set(op, Cast::lower), Catch::StartsWith(std::string("Policy::set: '") + op + "' is an operator that autocast does not touch"));
+    CHECK_NOTHROW(p.set(op, Cast::keep));
+  }
+  CHECK_THROWS_WITH(p.set("relu", Cast::unset), "Policy::set: expected a policy for 'relu', got Cast::unset");
+  CHECK_THROWS_WITH(p.set("relu", static_cast<Cast>(77)), "Policy::set: expected a policy for 'relu', got 77");
+  tests::count("error_texts", 17);
   {
     Autocast region({.dtype = bf16, .policy = p});
     p.set("matmul", Cast::keep);  // too late for the region

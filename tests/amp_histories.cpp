@@ -18,7 +18,7 @@ struct Settings { double init = 8, growth = 2, backoff = .5, least = 1, most = 6
 // One parameter of one element, updated by p -= g.
 struct ModelOptimizer {
   double p = 0, g = 0;
-  bool has_grad = false, scaled = false;
+  bool has_grad = false, scaled = false, stale = false;  // stale: some of it has a scale that is gone
   enum { ready, unscaled, stepped } stage = ready;
   bool checked = false, overflow = false;
 };
@@ -33,14 +33,24 @@ struct Model {
   bool backward(size_t k, double g) {
     auto& x = o[k];
     if (x.has_grad && !x.scaled) return false;
+    x.stale &= x.has_grad;
     x.g = (x.has_grad ? x.g : 0) + g * scale;
     x.has_grad = x.scaled = true;
+    return true;
+  }
+  bool plain_backward(size_t k, double g) {
+    auto& x = o[k];
+    if (x.has_grad && x.scaled) return false;
+    x.g = (x.has_grad ? x.g : 0) + g;
+    x.has_grad = true;
+    x.scaled = x.stale = false;
     return true;
   }
   bool unscale(size_t k) {
     auto& x = o[k];
     if (!made || x.stage != ModelOptimizer::ready) return false;
     if (!x.has_grad) return true;
+    if (!x.scaled || x.stale) return false;
     x.checked = true;
     x.overflow |= !std::isfinite(x.g);
     x.g /= scale;
@@ -52,12 +62,20 @@ struct Model {
     auto& x = o[k];
     if (!made || x.stage == ModelOptimizer::stepped) return false;
     bool unscaled = x.stage == ModelOptimizer::unscaled;
-    if (unscaled && x.has_grad && x.scaled) return false;
+    if (x.has_grad && (unscaled ? x.scaled : !x.scaled || x.stale)) return false;
     x.stage = ModelOptimizer::stepped;
     if (!x.has_grad) return true;
     x.checked = true;
     if (!unscaled) x.overflow |= !std::isfinite(x.g);
     if (!x.overflow) x.p -= unscaled ? x.g : x.g / scale;
+    return true;
+  }
+  bool replace(double by) {
+    int64_t before = streak;
+    if (!update()) return false;
+    streak = before;
+    scale = by;
+    for (auto& x : o) x.stale = true;
     return true;
   }
   bool update() {
@@ -70,6 +88,7 @@ struct Model {
       x.stage = ModelOptimizer::ready;
     }
     if (!any) return true;
+    for (auto& x : o) x.stale = true;
     if (overflow) {
       ++skipped;
       streak = streak < 0 ? streak - 1 : -1;
@@ -170,7 +189,7 @@ TEST_CASE("every short word of scaler calls is accepted or refused as the model 
             got = accepted([&] { r.scaler.update(); });
             break;
           default:
-            m.made = stale = true;
+            m.made = true;
             got = accepted([&] { r.scaler.load_state_dict(r.scaler.state_dict().clone()); });
         }
         good = good && got == expected;
@@ -203,7 +222,7 @@ TEST_CASE("random histories of a scaler with several optimizers are the model's"
     for (int call = 0; call < 24; ++call) {
       size_t k = one_of(n);
       bool expected = true, got = true;
-      uint64_t what = one_of(10);
+      uint64_t what = one_of(12);
       said += text::cat(what, ":", k, " ");
       if (what < 4) {
         double g = one_of(6) == 0 ? (one_of(2) ? INFINITY : NAN) : one_of(2) ? 1 : -2;
@@ -223,6 +242,14 @@ TEST_CASE("random histories of a scaler with several optimizers are the model's"
       } else if (what == 8) {
         expected = m.update();
         got = accepted([&] { r.scaler.update(); });
+      } else if (what == 9) {
+        double g = one_of(2) ? 1 : -2;
+        expected = m.plain_backward(k, g);
+        got = accepted([&] { (r.p[k] * g).backward(); });
+      } else if (what == 10) {
+        double scale = one_of(2) ? 2 : 16;
+        expected = m.replace(scale);
+        got = accepted([&] { r.scaler.update(scale); });
       } else if (m.made) {
         r.scaler.load_state_dict(r.scaler.state_dict().clone());
       }

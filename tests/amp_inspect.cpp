@@ -55,6 +55,75 @@ TEST_CASE("the operator, module and parameters of an overflow are named") {
   CHECK_THAT(text.str(), Contains("linear_grad, in backward, gave the first result that is not finite: [3, 5] (f32), in module 'b'") && Contains("gradients that are not finite: a.weight"));
 }
 
+TEST_CASE("what is not finite before the step is told first") {
+  Net net = net_of(1);
+  Tensor x = randn({4, 6});
+  for (float bad : {std::numeric_limits<float>::quiet_NaN(), inf, -inf})
+    for (bool with_region : {false, true}) {
+      net = net_of(1);
+      { NoGrad off; net.b.weight.slice(0, 1, 2).fill_(bad); }
+      auto found = amp::find_overflow(net, [&] {
+        std::optional<amp::Autocast> region;
+        if (with_region) region.emplace();
+        net(x).sum().backward();
+      });
+      REQUIRE(found);
+      CHECK(found->given == std::vector<std::string>{"b.weight"});
+      if (bad == -inf && with_region) continue;  // its cast is taken for a mask, until linear makes more of it
+      CHECK(found->op == (with_region ? "cast" : "linear"));
+      CHECK(found->module_name == "b");
+      CHECK(found->argument == (with_region ? 0 : 1));
+      std::ostringstream text;
+      text << *found;
+      CHECK_THAT(text.str(), Contains(" was the first to read what was not finite before the step, as argument ") && Contains("; not finite before it: b.weight"));
+    }
+  net = net_of(1);
+  Tensor poisoned = x.clone();
+  poisoned.slice(0, 0, 1).fill_(inf);
+  auto found = amp::find_overflow(net, [&] { net(poisoned).sum().backward(); });
+  REQUIRE(found);
+  CHECK((found->op == "linear" && found->module_name == "a" && found->argument == 0 && found->given.empty()));
+}
+
+TEST_CASE("a mask of -inf is no overflow, and hides none") {
+  Tensor scores = randn({4, 4}, {.requires_grad = true}), outside = zeros({4, 4});
+  for (int64_t i = 0; i < 4; ++i) outside.slice(0, i, i + 1).slice(1, i + 1, 4).fill_(-inf);
+  auto inside = [] { return triu(full({4, 4}, -inf), 1); };
+  Tensor above = triu(ones({4, 4}), 1).to(DType::b8);
+  auto masked = [&](int how) { return how == 0 ? scores + outside : how == 1 ? where(above, full({}, -inf), scores) : how == 2 ? masked_fill(scores, above, -inf) : scores + inside(); };
+  for (int how : {0, 1, 2, 3}) {
+    INFO(how);
+    scores.zero_grad();
+    CHECK_FALSE(amp::find_overflow([&] { softmax(masked(how), -1).sum().backward(); }));
+    auto found = amp::find_overflow([&] { (exp(masked(how) + 200) * 1).sum().backward(); });
+    REQUIRE(found);
+    CHECK((found->op == "exp" && found->argument < 0));
+    found = amp::find_overflow([&] { softmax(masked(how) - inf, -1).sum().backward(); });
+    REQUIRE(found);
+    found = amp::find_overflow([&] { (masked(how) * 0).sum().backward(); });
+    REQUIRE(found);
+    CHECK(found->op == "mul");
+  }
+}
+
+TEST_CASE("looking inside refuses an empty function and a scale that is none, by name") {
+  Net net = net_of(1);
+  std::function<void()> step;
+  std::function<Tensor()> loss;
+  CHECK_THROWS_WITH(amp::find_overflow(step), "find_overflow: the step is an empty function");
+  CHECK_THROWS_WITH(amp::find_overflow(net, step), "find_overflow: the step is an empty function");
+  CHECK_THROWS_WITH(amp::trace(step), "trace: the function is empty");
+  CHECK_THROWS_WITH(amp::memory_by_module(Device::cpu(), step), "memory_by_module: the step is an empty function");
+  CHECK_THROWS_WITH(amp::advise(net, loss), "advise: the loss is an empty function");
+  for (double bad : {0., -1., double(inf), std::nan("")})
+    CHECK_THROWS_WITH(amp::advise(net, [&] { return net(randn({4, 6})).sum(); }, bad), text::cat("advise: expected a finite scale above 0, got ", bad));
+  amp::GradScaler scaler({.init_scale = 1024});
+  Tensor w = ones({4}, {.requires_grad = true});
+  scaler.scale((w * 1).sum()).backward();
+  scaler.update(2);
+  CHECK_THROWS_WITH(amp::gradient_stats({{"w", w}}, scaler), "gradient_stats: the gradient of 'w' carries a scale that has changed since; look before update()");
+}
+
 TEST_CASE("an inf planted in any operator is found there") {
   static Kernel real;
   int planted = 0;
@@ -99,7 +168,7 @@ TEST_CASE("how much of a gradient vanishes at a scale") {
   auto scaled = amp::gradient_stats({{"w", w}}, scaler);
   CHECK(scaled[0].largest == Approx(1e-10));
   CHECK(scaled[0].vanishing == 0);
-  CHECK_THROWS_WITH(amp::gradient_stats({}, 0, 1), "gradient_stats: expected scales above 0, got 0 and 1");
+  CHECK_THROWS_WITH(amp::gradient_stats({}, 0, 1), "gradient_stats: expected finite scales above 0, got 0 and 1");
   std::ostringstream text;
   text << s;
   CHECK_THAT(text.str(), Contains("vanishing") && Contains("25 %") && Contains("no gradient"));

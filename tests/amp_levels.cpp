@@ -295,8 +295,24 @@ TEST_CASE("what a level cannot be is refused") {
                     "initialize: gradients of O3 in f16 are f16, which unscaling would underflow; use O2, whose masters take them in f32, or bf16");
   net.weight.set_grad(ones({2, 2}));
   opt.step();
+  net.zero_grad();
   CHECK_THROWS_WITH(amp::initialize(net, opt, {.level = amp::O2}), "SGD: use_master_weights comes before the first step");
   CHECK(net.weight.dtype() == f32);  // nothing was converted
+  CHECK_THROWS_WITH(amp::initialize(net, opt, {.level = static_cast<amp::Level>(7)}), "initialize: expected level O0, O1, O2 or O3, got 7");
+  for (auto level : {amp::O2, amp::O3}) {
+    nn::Linear busy(2, 2);
+    optim::SGD fresh(busy.parameters());
+    busy(ones({1, 2})).sum().backward();
+    CHECK_THROWS_WITH(amp::initialize(busy, fresh, {.level = level}), "initialize: parameter 'weight' has a gradient, which a 16-bit level does not take over; zero_grad() first");
+    busy.zero_grad();
+    CHECK_NOTHROW(amp::initialize(busy, fresh, {.level = level, .dtype = bf16}));
+  }
+  for (auto level : levels) {
+    nn::Linear wide(2, 2);
+    wide.to(DType::f64);
+    optim::SGD fresh(wide.parameters());
+    CHECK_THROWS_WITH(amp::initialize(wide, fresh, {.level = level}), "initialize: expected a model in f32, which the level converts; parameter 'weight' is [2, 2] (f64)");
+  }
   net.to(bf16);
   CHECK_THROWS_WITH(amp::initialize(net, opt, {.level = amp::O2}), "initialize: expected a model in f32, which the level converts; parameter 'weight' is [2, 2] (bf16)");
 }

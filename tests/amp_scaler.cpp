@@ -1,4 +1,6 @@
 // The gradient scaler: its stages, overflow, several optimizers, clipping, state, and that scaling changes no bit.
+#include <algorithm>
+
 #include "halftone/halftone.h"
 #include "halftone/tests/error_text.h"
 
@@ -39,6 +41,19 @@ std::vector<std::vector<double>> bits(const std::vector<Tensor>& parameters, con
 // A backward that leaves `g` times the scale in p's gradient.
 void backward_with(GradScaler& scaler, const Tensor& p, float g) { scaler.scale((p * g).sum()).backward(); }
 
+// What the framework notes of a captured step, and does at each replay of it, without a device that would do the rest.
+struct Noted final : CaptureLog {
+  template <class F> explicit Noted(F step) {
+    thread_state().capture = this;
+    step();
+    thread_state().capture = nullptr;
+  }
+  void launched(const Call&, std::span<const Tensor>) override {}
+  void uses(const Tensor&) override {}
+  bool holds() const { return std::all_of(guards.begin(), guards.end(), [](auto& g) { return g(); }); }
+  void replay() const { for (auto& e : effects) e(); }
+};
+
 struct Single {
   Tensor p = ones({2}, {.requires_grad = true});
   optim::SGD opt{{p}, {.lr = 1}};
@@ -71,7 +86,9 @@ TEST_CASE("the stages of a scaler's iteration, and what is refused") {
 
 TEST_CASE("options of a scaler are checked") {
   TEXT(GradScaler({.init_scale = 0}), "GradScaler: expected a finite init_scale above 0, got 0");
-  TEXT(GradScaler({.growth_factor = .5}), "GradScaler: expected growth_factor of 1 or more, got 0.5");
+  TEXT(GradScaler({.growth_factor = .5}), "GradScaler: expected a finite growth_factor of 1 or more, got 0.5");
+  TEXT(GradScaler({.growth_factor = inf}), "GradScaler: expected a finite growth_factor of 1 or more, got inf");
+  TEXT(GradScaler({.growth_factor = std::nan("")}), "GradScaler: expected a finite growth_factor of 1 or more, got nan");
   TEXT(GradScaler({.backoff_factor = 2}), "GradScaler: expected backoff_factor in (0, 1], got 2");
   TEXT(GradScaler({.growth_interval = 0}), "GradScaler: expected growth_interval above 0, got 0");
   TEXT(GradScaler({.init_scale = 1, .min_scale = 2}), "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got 2, 1 and 1.84467e+19");
@@ -88,9 +105,10 @@ TEST_CASE("whose scale a gradient carries is known") {
   CHECK(s.p.grad().to_vector<float>() == std::vector<float>{8, 8});
   stranger.scale(s.p.detach().sum());
   stranger.scale_tensor();
-  TEXT(stranger.step(s.opt), "step: the gradient of parameter 0 [2] (f32) was scaled by another GradScaler");
+  TEXT(stranger.step(s.opt), "step: the gradient of parameter 0 [2] (f32) of SGD was scaled by another GradScaler; let that one take this step, or zero_grad() and scale the loss by this one");
+  TEXT(backward_with(stranger, s.p, 1), "backward: the gradient of a leaf [2] (f32) is scaled by a GradScaler, what comes now is by another; let one scale both losses, or zero_grad() first");
   scaler.unscale_(s.opt);
-  CHECK(grad_stamp(s.p) == 0);
+  CHECK(!grad_stamp(s.p).scaler);
   CHECK(s.p.grad().to_vector<float>() == std::vector<float>{2, 2});
   TEXT(backward_with(scaler, s.p, 1), "backward: the gradient of a leaf [2] (f32) is not scaled, what comes now is scaled; unscale_ it, or zero_grad() first");
   Tensor loss = (s.p * 1).sum();
@@ -99,6 +117,225 @@ TEST_CASE("whose scale a gradient carries is known") {
   optim::SGD in_half({half_weight}, {.lr = 1});
   scaler.scale((half_weight * 1).sum()).backward();
   TEXT(scaler.unscale_(in_half), "unscale_: the gradient of parameter 0 [2] (f16) is f16, which unscaling would underflow; keep parameters in f32 and use amp::Autocast, or give the optimizer master weights");
+}
+
+TEST_CASE("a gradient whose scale has changed since is refused, whatever changed it") {
+  const std::string replaced = " carries a scale that update() or load_state_dict() has replaced since; zero_grad() before the next backward, and call update() once for each step, after it";
+  for (int how = 0; how < 3; ++how)
+    for (bool again : {false, true}) {
+      Single s;
+      GradScaler scaler({.init_scale = 4}), other({.init_scale = 16});
+      backward_with(scaler, s.p, 1);
+      if (how == 0) scaler.step(s.opt), scaler.update();
+      if (how == 1) scaler.update(16);
+      if (how == 2) scaler.load_state_dict(other.state_dict());
+      if (again) backward_with(scaler, s.p, 1);
+      TEXT(scaler.step(s.opt), "step: the gradient of parameter 0 [2] (f32) of SGD" + replaced);
+      TEXT(scaler.unscale_(s.opt), "unscale_: the gradient of parameter 0 [2] (f32) of SGD" + replaced);
+      s.opt.zero_grad();
+      backward_with(scaler, s.p, 1);
+      CHECK_NOTHROW(scaler.step(s.opt));
+      CHECK(s.p.to_vector<float>() == std::vector<float>(2, how == 0 ? -1 : 0));
+    }
+}
+
+TEST_CASE("an update that cannot change the scale leaves gradients good, and so does the scale that is there already") {
+  Single s, other;
+  GradScaler scaler({.init_scale = 4}), fixed(amp::static_scale(8));
+  backward_with(scaler, s.p, 1);
+  scaler.update();  // nothing was stepped
+  scaler.load_state_dict(scaler.state_dict().clone());
+  backward_with(scaler, s.p, 1);
+  scaler.step(s.opt);
+  CHECK(s.p.to_vector<float>() == std::vector<float>{-1, -1});
+  // Another optimizer's update makes stale what lies in a gradient, which is no error until it is used.
+  backward_with(scaler, other.p, 1);
+  scaler.update();
+  backward_with(scaler, other.p, 1);
+  other.opt.zero_grad();
+  backward_with(scaler, other.p, 1);
+  scaler.step(other.opt);
+  CHECK(other.p.to_vector<float>() == std::vector<float>{0, 0});
+  Single kept;
+  for (int i = 0; i < 2; ++i) {
+    backward_with(fixed, kept.p, 1);
+    fixed.step(kept.opt);
+    fixed.update();
+  }
+  CHECK(kept.p.to_vector<float>() == std::vector<float>{-2, -2});
+}
+
+TEST_CASE("a scaled loss that was kept over a change of the scale is refused") {
+  Single s;
+  GradScaler scaler({.init_scale = 4});
+  Tensor kept = scaler.scale((s.p * 1).sum());
+  scaler.update(8);
+  TEXT(kept.backward(), "backward: the scale has changed since scaler.scale(loss), by update() or load_state_dict(); scale the loss again, and run backward before update()");
+}
+
+TEST_CASE("replays of captured steps leave gradients with the scale of their replay") {
+  Single s;
+  GradScaler scaler({.init_scale = 4});
+  auto backward = [&] { backward_with(scaler, s.p, 1); };
+  auto finish = [&] {
+    scaler.step(s.opt);
+    scaler.update();
+  };
+  auto stale = Catch::Contains("carries a scale that update() or load_state_dict() has replaced since");
+  s.opt.zero_grad();
+  backward();
+  finish();
+  // Captured as a whole: what it leaves is used up.
+  Noted whole([&] {
+    s.opt.zero_grad();
+    backward();
+    finish();
+  });
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(whole.holds());
+    whole.replay();
+    CHECK_THROWS_WITH(scaler.step(s.opt), stale);
+  }
+  // Captured in parts, the second of which adds to the first's gradient.
+  Noted first([&] {
+    s.opt.zero_grad();
+    backward();
+  });
+  Noted second(backward);
+  finish();
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(first.holds());
+    first.replay();
+    REQUIRE(second.holds());
+    second.replay();
+    CHECK_NOTHROW(finish());
+    CHECK_FALSE(second.holds());  // onto a stale gradient is another step
+    CHECK_THROWS_WITH(scaler.step(s.opt), stale);
+  }
+  // One that only looks.
+  s.opt.zero_grad();
+  backward();
+  Noted looks([&] { s.p.grad(); });
+  for (int i = 0; i < 2; ++i) {
+    CHECK_NOTHROW(finish());
+    s.opt.zero_grad();
+    backward();
+    REQUIRE(looks.holds());
+    looks.replay();
+  }
+  // One that leaves a gradient for the next step, whichever of scale and gradient it looked at first.
+  Noted ahead([&] {
+    s.opt.zero_grad();
+    backward();
+    finish();
+    s.opt.zero_grad();
+    backward();
+  });
+  CHECK_NOTHROW(finish());
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(ahead.holds());
+    ahead.replay();
+    CHECK_NOTHROW(finish());
+  }
+}
+
+TEST_CASE("gradients that are not scaled are refused where the scaler would divide them") {
+  const std::string unscaled = " is not scaled: backward ran on the loss itself, or unscale_ came before the last update(); call scaler.scale(loss).backward(), and zero_grad() for each step";
+  Single s, idle;
+  GradScaler scaler({.init_scale = 4}), off({.enabled = false});
+  scaler.scale(ones({}));
+  (s.p * 1).sum().backward();
+  TEXT(scaler.step(s.opt), "step: the gradient of parameter 0 [2] (f32) of SGD" + unscaled);
+  TEXT(scaler.unscale_(s.opt), "unscale_: the gradient of parameter 0 [2] (f32) of SGD" + unscaled);
+  CHECK_NOTHROW(off.step(s.opt));
+  CHECK(scaler.step(idle.opt).state() == amp::StepOutcome::State::no_gradients);
+  s.opt.zero_grad();
+  backward_with(scaler, s.p, 1);
+  scaler.unscale_(s.opt);
+  (s.p * 1).sum().backward();  // a penalty that needs no scale
+  scaler.step(s.opt);
+  scaler.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{-2, -2});
+  TEXT(scaler.step(s.opt), "step: the gradient of parameter 0 [2] (f32) of SGD" + unscaled);
+  // What the program puts there counts as scaled, unless it does so after unscale_.
+  s.opt.zero_grad();
+  auto [g] = grad({scaler.scale((s.p * 1).sum())}, {s.p});
+  s.p.set_grad(g);
+  scaler.step(s.opt);
+  scaler.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{-3, -3});
+  s.opt.zero_grad();
+  backward_with(scaler, s.p, 1);
+  scaler.unscale_(s.opt);
+  s.p.set_grad(full({2}, 2));
+  scaler.step(s.opt);
+  scaler.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{-5, -5});
+}
+
+TEST_CASE("a loss is scaled once, and as a whole") {
+  Single s, other;
+  GradScaler scaler({.init_scale = 4});
+  Tensor loss = (s.p * 1).sum(), apart = (other.p * 1).sum();
+  BackwardOptions again{.gradient = {}, .retain_graph = true};
+  auto whole = Catch::StartsWith("backward: gradients of a scaled and of an unscaled loss meet in ");
+  TEXT((scaler.scale(loss) + loss).backward(again), "backward: gradients of a scaled and of an unscaled loss meet in sum; scale the whole loss, as in scaler.scale(a + b).backward()");
+  CHECK_THROWS_WITH((loss + scaler.scale(loss)).backward(again), whole);
+  CHECK_THROWS_WITH(((s.p * 2).sum() + scaler.scale((s.p * 3).sum())).backward(again), whole);
+  CHECK_THROWS_WITH(grad({scaler.scale(loss), loss}, {s.p}, {.retain_graph = true}), whole);
+  s.opt.zero_grad();
+  TEXT(scaler.scale(scaler.scale(loss)).backward(again), "backward: the loss was scaled twice; call scaler.scale(loss) once");
+  TEXT(scaler.scale(scaler.scale(loss) * 2 + loss).backward(again), "backward: the loss was scaled twice; call scaler.scale(loss) once");
+  s.opt.zero_grad();
+  // Where they do not meet, each parameter knows its own.
+  (scaler.scale(loss) + apart).backward(again);
+  CHECK_NOTHROW(scaler.step(s.opt));
+  CHECK_THROWS_WITH(scaler.step(other.opt), Catch::Contains("is not scaled"));
+  CHECK(other.p.grad().to_vector<float>() == std::vector<float>{1, 1});
+  scaler.update();
+  // Losses that are scaled one by one may be summed afterwards.
+  s.opt.zero_grad();
+  (scaler.scale((s.p * 1).sum()) * .5 + scaler.scale((s.p * 2).sum())).backward();
+  CHECK(s.p.grad().to_vector<float>() == std::vector<float>{10, 10});
+}
+
+TEST_CASE("a scaler that was moved from says so") {
+  Single s;
+  GradScaler from({.init_scale = 4});
+  backward_with(from, s.p, 1);
+  StateDict state = from.state_dict().clone();
+  GradScaler to = std::move(from);
+  const char* text = "GradScaler: this scaler was moved from; use the one that it was moved to";
+  TEXT(from.scale(ones({})), text);
+  TEXT(from.scale_tensor(), text);
+  TEXT(from.inverse_scale(), text);
+  TEXT(from.unscale_(s.opt), text);
+  TEXT(from.step(s.opt), text);
+  TEXT(from.update(), text);
+  TEXT(from.update(4), text);
+  TEXT(from.get_scale(), text);
+  TEXT(from.skipped_steps(), text);
+  TEXT(from.state_dict(), text);
+  TEXT(from.load_state_dict(state), text);
+  TEXT(from.enabled(), text);
+  CHECK_NOTHROW(to.step(s.opt));  // gradients know it
+  to.update();
+  CHECK(s.p.to_vector<float>() == std::vector<float>{0, 0});
+}
+
+TEST_CASE("a parameter that was frozen after backward is stepped as it is without a scaler") {
+  Single s;
+  GradScaler scaler({.init_scale = 4});
+  for (bool unscale : {false, true}) {
+    s.opt.zero_grad();
+    backward_with(scaler, s.p, 1);
+    s.p.requires_grad_(false);
+    if (unscale) scaler.unscale_(s.opt);
+    scaler.step(s.opt);
+    scaler.update();
+    s.p.requires_grad_();
+  }
+  CHECK(s.p.to_vector<float>() == std::vector<float>{-1, -1});
 }
 
 TEST_CASE("an inf: the step is skipped bit for bit, the scale halves, an interval later it doubles") {
@@ -260,9 +497,24 @@ TEST_CASE("a state whose scale is no scale is refused, and changes nothing") {
   for (double bad : {0., -1., double(inf), std::nan("")}) {
     StateDict state = scaler.state_dict().clone();
     state.find("scale")->fill_(bad);
-    CHECK_THROWS_WITH(scaler.load_state_dict(state), Catch::Contains("GradScaler: the state's scale is"));
+    CHECK_THROWS_WITH(scaler.load_state_dict(state), Catch::StartsWith("load_state_dict: expected a scale from min_scale to max_scale, ["));
     CHECK(scaler.get_scale() == 4);
   }
+}
+
+TEST_CASE("a scale from elsewhere lies within the scaler's limits") {
+  Single s;
+  GradScaler scaler({.init_scale = 4, .min_scale = 2, .max_scale = 8});
+  backward_with(scaler, s.p, 1);
+  for (double bad : {1., 16.}) {
+    TEXT(scaler.update(bad), text::cat("update: expected a scale from min_scale to max_scale, [2, 8], got ", bad));
+    GradScaler other({.init_scale = bad});
+    TEXT(scaler.load_state_dict(other.state_dict()), text::cat("load_state_dict: expected a scale from min_scale to max_scale, [2, 8], got ", bad));
+    CHECK(scaler.get_scale() == 4);
+  }
+  CHECK_NOTHROW(scaler.step(s.opt));
+  CHECK_NOTHROW(scaler.update(8));
+  CHECK(scaler.get_scale() == 8);
 }
 
 TEST_CASE("several optimizers: only the one with an inf is skipped") {
