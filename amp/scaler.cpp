@@ -41,13 +41,14 @@ struct ScaleLoss : Function<ScaleLoss> {
   static Tensor forward(Context& ctx, const Tensor& x, const Tensor& scale, uint64_t stamp) {
     LayerScope plain(Layer::autocast, false);
     ctx.save(scale, stamp);
+    if (x.rank() == 0 && x.device() == scale.device()) ctx.take_implied_one();
     return (is_16bit_dtype(x.dtype()) ? x.to(DType::f32) : x) * scale;
   }
   static std::vector<Tensor> backward(Context& ctx, const Tensor& g) {
     LayerScope plain(Layer::autocast, false);
     auto& [scale, stamp] = ctx.saved<Tensor, uint64_t>();
     stamp_this_run(stamp);
-    return {g * scale, {}};
+    return {g.defined() ? g * scale : scale, {}};
   }
 };
 
