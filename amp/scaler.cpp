@@ -46,6 +46,7 @@ struct ScaleLoss : Function<ScaleLoss> {
   static Tensor forward(Context& ctx, const Tensor& x, const Tensor& scale, const GradStamp& stamp) {
     LayerScope plain(Layer::autocast, false);
     ctx.save(Applied{scale, stamp});
+    if (x.rank() == 0 && x.device() == scale.device()) ctx.take_implied_one();
     return (is_16bit_dtype(x.dtype()) ? x.to(DType::f32) : x) * scale;
   }
   static std::vector<Tensor> backward(Context& ctx, const Tensor& g) {
@@ -53,7 +54,7 @@ struct ScaleLoss : Function<ScaleLoss> {
     auto& [scale, stamp] = std::get<0>(ctx.saved<Applied>());
     HT_CHECK(stamp.age() == 0, "backward: the scale has changed since scaler.scale(loss), by update() or load_state_dict(); scale the loss again, and run backward before update()");
     stamp_this_run(stamp);
-    return {g * scale, {}};
+    return {g.defined() ? g * scale : scale, {}};
   }
 };
 

@@ -35,7 +35,7 @@ class Run final : public Services {
   }
   const Tensor& result(const Tensor& input) { return targets_[place_of(edge_of(input))]; }
 
-  void execute(const std::vector<Tensor>& seeds);
+  void execute(std::vector<Tensor> seeds);
   std::vector<Tensor> leaves();
 
   void stamp(const GradStamp& s);
@@ -44,7 +44,7 @@ class Run final : public Services {
  private:
   struct Waiting {
     int missing = 0, uses = 0;  // edges into the node that have not delivered, and all of them
-    bool needed = false;
+    bool needed = false, implied_one = false;
     std::optional<bool> scaled;  // whether what has come is
     Tensors grads;
   };
@@ -58,6 +58,7 @@ class Run final : public Services {
   void plan();
   bool wants(const Edge& e) const;
   bool is_target(const Node& n) const;
+  bool implies_one(const Edge& root);
   void deliver(const Edge& e, const Meta& expected, Tensor g, const char* from);
   void run_node(Node& n);
   void enter(Backend::Queue next);
@@ -151,8 +152,33 @@ std::vector<Tensor> Run::leaves() {
   return r;
 }
 
-void Run::execute(const std::vector<Tensor>& seeds) {
+// Whether a root's node makes do without a tensor of its 1. What it returns then may be somebody's who changes it later, so that only
+// operators may see it: no hook, no other function, no result of the run.
+bool Run::implies_one(const Edge& root) {
+  if (create_graph_ || !accumulate_ || !root.node || !root.node->takes_implied_one() || nodes_[root.node.get()].uses != 1) return false;
+  for (auto& [n, w] : nodes_) if (!n->hooks.empty() || (n != root.node.get() && !dynamic_cast<OpNode*>(n))) return false;
+  for (auto& [body, l] : leaves_) if (!meta_of(l.handle).leaf().hooks.empty()) return false;
+  return true;
+}
+
+// A seed that is undefined means 1.
+void Run::execute(std::vector<Tensor> seeds) {
   plan();
+  for (auto& e : roots_) {
+    // A root counts as one more edge, so that an output used by another output waits for it.
+    if (e.node) {
+      Waiting& w = nodes_[e.node.get()];
+      ++w.missing;
+      ++w.uses;
+    } else ++leaves_[e.leaf.get()].missing;
+  }
+  for (size_t i = 0; i < roots_.size(); ++i) {
+    if (seeds[i].defined()) continue;
+    const Edge& e = roots_[i];
+    const Meta& meta = e.node ? e.node->outputs[e.output].meta : e.leaf->meta;
+    if (implies_one(e)) nodes_[e.node.get()].implied_one = true;
+    else seeds[i] = ones(meta.shape, {.dtype = meta.dtype, .device = meta.device});
+  }
   CurrentRun here(*this);
   const ThreadState& state = thread_state();
   unsigned profile = state.layers & (1u << static_cast<int>(Layer::profile)), record = create_graph_ ? 1u << static_cast<int>(Layer::autograd) : 0u;
@@ -170,15 +196,7 @@ void Run::execute(const std::vector<Tensor>& seeds) {
     }
   } restore{*this, last_};
 
-  for (size_t i = 0; i < roots_.size(); ++i) {
-    // A root counts as one more edge, so that an output used by another output waits for it.
-    if (roots_[i].node) {
-      Waiting& w = nodes_[roots_[i].node.get()];
-      ++w.missing;
-      ++w.uses;
-    } else ++leaves_[roots_[i].leaf.get()].missing;
-  }
-  for (size_t i = 0; i < roots_.size(); ++i) deliver(roots_[i], seeds[i].meta(), seeds[i], "backward");
+  for (size_t i = 0; i < roots_.size(); ++i) deliver(roots_[i], seeds[i].defined() ? seeds[i].meta() : Meta(), seeds[i], "backward");
   fire_hooks();
   while (!ready_.empty()) {
     Node* n = ready_.top();
@@ -201,11 +219,11 @@ void Run::enter(Backend::Queue next) {
 void Run::run_node(Node& n) {
   auto keep = n.shared_from_this();
   Waiting& w = nodes_[&n];
-  bool any = false;
+  bool any = w.implied_one;
   for (auto& g : w.grads) any |= g.defined();
   enter({n.stream, n.cuda_device});
   scaled_ = w.scaled.value_or(false);
-  Step step{.node = n, .engine = *this, .grads = std::move(w.grads), .create_graph = create_graph_};
+  Step step{.node = n, .engine = *this, .grads = std::move(w.grads), .create_graph = create_graph_, .implied_one = w.implied_one};
   for (uint32_t o = 0; o < step.grads.size(); ++o) {
     if (!step.grads[o].defined()) continue;
     for (auto& h : std::vector(n.hooks))
@@ -425,7 +443,7 @@ Tensor Run::destination(Step& s, size_t i) {
 }
 
 Tensor seed_for(const Tensor& output, const Tensor& given) {
-  if (!given.defined()) return ones_like(output);
+  if (!given.defined()) return {};
   HT_CHECK(given.shape() == output.shape(), "backward: the gradient must have the tensor's shape ", output.shape(), ", got ", given.shape());
   return cast(given, output.dtype());
 }
@@ -439,16 +457,12 @@ Leaf& leaf_of(const Tensor& t, const char* who) {
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, GradOptions o) {
   HT_CHECK(!outputs.empty() && !inputs.empty(), "grad: expected at least one output and one input");
-  std::vector<Tensor> seeds;
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  for (size_t i = 0; i < outputs.size(); ++i)
     HT_CHECK(outputs[i].requires_grad(), "grad: output ", i, " does not depend on anything that requires a gradient");
-    NoGrad off;
-    seeds.push_back(seed_for(outputs[i], {}));
-  }
   for (size_t i = 0; i < inputs.size(); ++i) HT_CHECK(inputs[i].requires_grad(), "grad: input ", i, " does not require a gradient");
   Run run(outputs, o.create_graph, o.retain_graph);
   run.target(inputs);
-  run.execute(seeds);
+  run.execute(std::vector<Tensor>(outputs.size()));
   std::vector<Tensor> grads;
   for (size_t i = 0; i < inputs.size(); ++i) {
     grads.push_back(run.result(inputs[i]));

@@ -27,7 +27,7 @@ class FunctionNode final : public Node {
 
   Tensors backward(Step& step) override {
     for (size_t i = 0; i < outputs.size(); ++i)  // a rule of users' sees every gradient, zero where none came
-      if (!step.grads[i].defined()) step.grads[i] = zeros(outputs[i].meta.shape, {.dtype = outputs[i].meta.dtype, .device = outputs[i].meta.device});
+      if (!step.grads[i].defined() && !step.implied_one) step.grads[i] = zeros(outputs[i].meta.shape, {.dtype = outputs[i].meta.dtype, .device = outputs[i].meta.device});
     ThreadState& state = thread_state();
     LayerScope layers(static_cast<uint8_t>(autocast_ ? state.layers | autocast_bit : state.layers));
     auto saved_slot = state.slot[autocast_slot];
@@ -42,6 +42,7 @@ class FunctionNode final : public Node {
     HT_CHECK(g.size() == inputs.size(), name, "::backward: expected one gradient for each of ", inputs.size(), " tensor arguments, got ", g.size());
     return Tensors(std::span<const Tensor>(g));
   }
+  bool takes_implied_one() const override { return context_->takes_implied_one_ && outputs.size() == 1; }
   void release() override {
     Node::release();
     context_->clear();

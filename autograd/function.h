@@ -38,6 +38,9 @@ class HT_API Context {
     check();
     return *p;
   }
+  // For the forward of one output. A backward() without a gradient then passes an undefined one for its 1, where operators alone see
+  // what this function returns for it: that may be a tensor which changes later.
+  void take_implied_one() { takes_implied_one_ = true; }
   void clear() {
     saved_.reset();
     watched_.clear();
@@ -58,6 +61,7 @@ class HT_API Context {
   };
   std::any saved_;
   std::vector<Watched> watched_;
+  bool takes_implied_one_ = false;
 };
 
 enum class FunctionCast : uint8_t { any, f32 };

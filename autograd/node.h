@@ -76,6 +76,8 @@ class Node : public std::enable_shared_from_this<Node> {
   virtual ~Node();
   // One gradient per input, undefined where there is none.
   virtual Tensors backward(struct Step& step) = 0;
+  // Whether backward knows what to do when the only gradient is the 1 that a run starts with, and is not there: Step::implied_one.
+  virtual bool takes_implied_one() const { return false; }
   // Drops what was saved; the node cannot run again.
   virtual void release();
   // For a checkpoint: drops what was saved but for tensors that stay anyway; takes it from the same node of another run.
@@ -112,6 +114,7 @@ struct Step {
   class Services& engine;
   Tensors grads;
   bool create_graph;
+  bool implied_one = false;  // in place of a gradient
   SmallVector<bool, 4> needs = {};
   SmallVector<std::shared_ptr<Node>, 4> absorbed = {};  // producers whose backward this node answers for
 };

@@ -1,7 +1,7 @@
 // Convolutions on CUDA by cuDNN's graph API. What a call needs besides its addresses is a plan, found once per problem: the
 // library's first choice, or the fastest (core/tuning.h), of those that give the same bits every time and compute in the dtype
-// they are asked for; tuning may find that cuBLASLt is faster where a kernel has one place. Without a plan, and in f64, our own
-// kernels run.
+// they are asked for; tuning may find that cuBLASLt is faster where a kernel has one place. Without a plan, in f64, and where windows hold
+// few numbers of 16 bits, our own kernels run.
 //
 // Tensor cores want channels last. Whatever the layout of the tensors, 16-bit operands are handed over with their channels
 // as neighbours: those that lie so already are not copied.
@@ -10,6 +10,7 @@
 #include "halftone/cuda/conv.h"
 #include "halftone/cuda/cudnn_plans.h"
 #include "halftone/cuda/matmul.h"
+#include "halftone/cuda/small_conv.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/conv.h"
 #include "halftone/ops/copy.h"
@@ -259,6 +260,7 @@ bool forward(Problem p, const Call& c, const Tensor& y, DType dtype, const Tenso
 // cuDNN's relu is not asked: it turns NaN into 0.
 template <bool with_relu> void run_forward(const Call& c, std::span<Tensor> out) {
   const Tensor& y = out[0];
+  if (small_conv(c, y, with_relu)) return;
   auto otherwise = with_relu ? run_conv_relu : run_conv;
   auto p = problem(c, Kind::forward, c.in[0], c.in[1], y);
   if (!p) return otherwise(c, out);
@@ -289,6 +291,7 @@ void run_input(const Call& c, std::span<Tensor> out) {
 }
 
 void run_weight(const Call& c, std::span<Tensor> out) {
+  if (small_conv_weight(c, out[0])) return;
   auto p = problem(c, Kind::weight, c.in[0], out[0], c.in[1]);
   if (!p) return run_conv_weight(c, out);
   Tensor x = operand(c.in[0], p->channels_last), g = operand(c.in[1], p->channels_last);

@@ -58,14 +58,13 @@ struct Joined {
   int64_t count, bad;  // how many targets count; the first row whose target is out of range
 };
 template <class C> struct Join {
-  const C* losses;
   const int64_t* target;
   Table table;
   CrossEntropyAttrs options;
   FaultSite site;
   C *y, *count;  // either may be null
 
-  __device__ void operator()() const {
+  __device__ void operator()(const C* losses) const {
     const Joined none = {0, 0, table.rows};
     Joined s = none;
     for (int64_t i = threadIdx.x; i < table.rows; i += blockDim.x) {
@@ -84,9 +83,14 @@ template <class C> struct Join {
     if (count) *count = static_cast<C>(s.count);
   }
 };
-template <class C> __global__ void __launch_bounds__(1024) join_losses(const Join<C> join) { wait_for_previous(); join(); }
+template <class C> __global__ void __launch_bounds__(1024) join_losses(const Join<C> join, const C* losses) {
+  wait_for_previous();
+  join(losses);
+}
 
-// losses[i] and, unless it is null, lse[i]. A grid of one block joins the losses, too.
+constexpr int rows_of_block = 1024;
+
+// losses[i], unless they are null and stay in the block, and lse[i], unless it is null. A grid of one block joins the losses, too.
 template <class T>
 __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t<T>* losses, compute_t<T>* lse,
                                                            const Join<compute_t<T>> join, const int width) {
@@ -97,9 +101,12 @@ __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t
   const Table& table = join.table;
   const bool smooth = join.options.label_smoothing != 0;
   const int64_t packs = (table.classes + n - 1) / n;
+  __shared__ C losses_of_block[rows_of_block];
+  if (!losses) losses = losses_of_block;
   for (int64_t base = group.first(); base < table.rows; base += group.step()) {
     const int64_t i = base + group.number;
     const T* row = x + i * table.classes;
+    const int64_t t = i < table.rows ? join.target[i] : 0;
     auto s = Part<C>::none();
     if (i < table.rows)
       for (int64_t p = group.lane; p < packs; p += width) {
@@ -113,7 +120,6 @@ __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t
     if (i >= table.rows || group.lane != 0) continue;
     const C log_total = s.high == Amax::start<C>() ? C(NAN) : ::log(s.total);
     if (lse) lse[i] = s.high + log_total;
-    const int64_t t = join.target[i];
     if (t == join.options.ignore_index) losses[i] = 0;
     else if (t < 0 || t >= table.classes) losses[i] = C(NAN);
     else {
@@ -126,32 +132,32 @@ __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t
   }
   if (gridDim.x > 1) return;
   __syncthreads();
-  join();
+  join(losses);
 }
 
-// dx = g * (softmax(x) - q) of rows that count, over the count for a mean.
+// dx = g * (softmax(x) - q) of rows that count, over the count for a mean; q is `off`, and for the target `on` more.
 template <class T>
 __global__ void __launch_bounds__(256)
     cross_entropy_grad_rows(T* dx, const T* x, const int64_t* target, const compute_t<T>* lse,
                             const compute_t<T>* count, const compute_t<T>* g, const Table table,
-                            const CrossEntropyAttrs options, const int width) {
+                            const Reduction reduction, const int64_t ignore_index, const compute_t<T> on,
+                            const compute_t<T> off, const int width) {
   wait_for_previous();
   using C = compute_t<T>;
   constexpr int n = pack_size<T>;
   const Group group(width);
   const int64_t packs = (table.classes + n - 1) / n;
-  const C per_row = options.reduction == Reduction::mean ? C(1) / *count : C(1);
-  const C off = static_cast<C>(options.label_smoothing / static_cast<double>(table.classes));
-  const C on = static_cast<C>(1 - options.label_smoothing);
   for (int64_t i = group.first() + group.number; i < table.rows; i += group.step()) {
+    // All of a row's loads are under way before the first of them is used.
     const int64_t t = target[i];
-    const bool counts = t != options.ignore_index;
-    const C shift = lse[i];
-    C scale = (options.reduction == Reduction::none ? g[i] : g[0]) * per_row;
+    const C shift = lse[i], given = g[reduction == Reduction::none ? i : 0], number = reduction == Reduction::mean ? *count : C(1);
+    int64_t p = group.lane;
+    C v[n];
+    if (p < packs) load_logits<n>(v, x + i * table.classes, p, table);
+    const bool counts = t != ignore_index;
+    C scale = given * (C(1) / number);
     if (counts && (t < 0 || t >= table.classes)) scale = C(NAN);
-    for (int64_t p = group.lane; p < packs; p += width) {
-      C v[n];
-      load_logits<n>(v, x + i * table.classes, p, table);
+    while (p < packs) {
       Pack<T, n> out;
 #pragma unroll
       for (int j = 0; j < n; ++j) {
@@ -163,6 +169,7 @@ __global__ void __launch_bounds__(256)
       else
         for (int j = 0; j < n; ++j)
           if (p * n + j < table.classes) into[j] = out.v[j];
+      if ((p += width) < packs) load_logits<n>(v, x + i * table.classes, p, table);
     }
   }
 }
@@ -180,14 +187,15 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
     using C = compute_t<T>;
     const bool joined = c.as<CrossEntropyAttrs>().reduction != Reduction::none;
     const Table table = table_of<T>(x, nullptr);
-    Scratch memory(joined ? static_cast<size_t>(table.rows) * sizeof(C) : 0);
-    C* losses = joined ? memory.as<C>() : out[0].data<C>();
-    C* lse = out.size() > 1 ? out[1].data<C>() : nullptr;
-    Join<C> join{losses, target.data<int64_t>(), table, c.as<CrossEntropyAttrs>(), fault_site("cross_entropy: target"),
-                 joined ? out[0].data<C>() : nullptr, out.size() > 2 ? out[2].data<C>() : nullptr};
     const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
     // One block for a small batch: its losses are joined without a second launch.
-    if (table.rows > 0 && width <= warp_size && table.rows * width <= 1024)
+    const bool one_block = table.rows > 0 && width <= warp_size && table.rows * width <= rows_of_block;
+    Scratch memory(joined && !one_block ? static_cast<size_t>(table.rows) * sizeof(C) : 0);
+    C* losses = joined ? memory.as<C>() : out[0].data<C>();
+    C* lse = out.size() > 1 ? out[1].data<C>() : nullptr;
+    Join<C> join{target.data<int64_t>(), table, c.as<CrossEntropyAttrs>(), fault_site("cross_entropy: target"),
+                 joined ? out[0].data<C>() : nullptr, out.size() > 2 ? out[2].data<C>() : nullptr};
+    if (one_block)
       return launch("cross_entropy", cross_entropy_rows<T>, 1,
                     static_cast<int>(ceil_div(table.rows * width, warp_size)) * warp_size, x.data<T>(), losses, lse,
                     join, width);
@@ -196,7 +204,7 @@ void run_cross_entropy(const Call& c, std::span<Tensor> out) {
     if (table.rows > 0)
       launch("cross_entropy", cross_entropy_rows<T>, std::max<int64_t>(blocks, 2), 256, x.data<T>(), losses, lse, join,
              width);
-    launch("cross_entropy", join_losses<C>, 1, 1024, join);
+    launch("cross_entropy", join_losses<C>, 1, 1024, join, losses);
   });
 }
 
@@ -208,11 +216,12 @@ void run_cross_entropy_grad(const Call& c, std::span<Tensor> out) {
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
     using C = compute_t<T>;
     const Table table = table_of<T>(x, dx.raw_data());
+    const auto a = c.as<CrossEntropyAttrs>();
     const int width = group_width(ceil_div(table.classes, pack_size<T>), 256);
     int64_t blocks = std::min<int64_t>(ceil_div(table.rows * width, 256), int64_t{64} * sm_count());
     launch("cross_entropy_grad", cross_entropy_grad_rows<T>, blocks, 256, dx.data<T>(), x.data<T>(),
-           target.data<int64_t>(), lse.data<C>(), c.in[3].data<C>(), g.data<C>(), table, c.as<CrossEntropyAttrs>(),
-           width);
+           target.data<int64_t>(), lse.data<C>(), c.in[3].data<C>(), g.data<C>(), table, a.reduction, a.ignore_index,
+           static_cast<C>(1 - a.label_smoothing), static_cast<C>(a.label_smoothing / static_cast<double>(table.classes)), width);
   });
 }
 

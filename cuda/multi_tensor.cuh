@@ -6,6 +6,7 @@
 namespace halftone::cuda {
 
 inline constexpr int update_threads = 256;
+inline constexpr int64_t smallest_chunk = 1024;
 
 // Tensors of one launch, `pointers` arrays of count[i] elements each. Under 4 KB, what parameters may always have.
 template <int pointers> struct Table {
@@ -35,7 +36,7 @@ template <int pointers, class Launch> class Gather {
  public:
   // Many blocks when there is little, long chunks when there is much: by sizes alone, so sums have one order.
   Gather(int64_t elements, Launch launch) : launch_(launch) {
-    table_.chunk = elements < 1 << 22 ? 2048 : 8192;
+    table_.chunk = elements < 1 << 19 ? smallest_chunk : elements < 1 << 22 ? 2048 : 8192;
     clear();
   }
   void add(const std::array<void*, pointers>& data, int64_t count, const Tensor& keep = {}) {

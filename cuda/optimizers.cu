@@ -56,49 +56,82 @@ enum Array { parameter, gradient, copied, first_state };
 template <class Op> inline constexpr int states_of = static_cast<int>(Op::states.size());
 template <class Op> using Arrays = Table<first_state + states_of<Op>>;
 
+// A launch that is an optimizer's only one counts the step itself (`counts`): the upper bits of the count, 0 between launches, tell how
+// many of its blocks have read it, and the last of them writes the next one.
+constexpr int step_bits = 40;
+
 template <class Op, class C>
 __global__ void __launch_bounds__(update_threads)
-    update_kernel(const Op op, const Rounding rounding, const Controls controls, const Arrays<Op> table, const Kinds kinds) {
+    update_kernel(const Op op, const Rounding rounding, const Controls controls, const Arrays<Op> table, const Kinds kinds, const bool counts) {
   wait_for_previous();
   constexpr int n = pack_size<C>, states = states_of<Op>;
   using Now = decltype(op.template now<C>(0, 0, 0));
   __shared__ Now shared_now;
-  if (controls.skip()) return;
-  const int64_t step = *controls.step;
-  if (threadIdx.x == 0) shared_now = op.template now<C>(*controls.lr, step, controls.memory ? *controls.memory : 0);
-  __syncthreads();
-  const Now now = shared_now;
-  const C scale = controls.grad_scale ? static_cast<C>(*controls.grad_scale) : C(1);
+  __shared__ int64_t shared_step;
+  __shared__ bool shared_skip;
   const auto part = table.part(static_cast<int>(blockIdx.x));
   void* const* data = table.data[part.tensor];
   bool packed = true;
 #pragma unroll
   for (int k = 0; k < first_state + states; ++k) packed = packed && aligned(data[k], 16);
-  for (int64_t i = part.begin + threadIdx.x * n; i < part.end; i += update_threads * n) {
+  struct Elements {
+    Pack<C, n> p, g, s[states > 0 ? states : 1];
+  };
+  auto load = [&](int64_t i) {
     const int64_t live = part.end - i;
-    auto p = load_as<C, n>(kinds.parameter, data[parameter], i, live, packed);
-    const auto g = load_as<C, n>(kinds.gradient, data[gradient], i, live, packed);
-    Pack<C, n> s[states > 0 ? states : 1];
+    Elements e;
+    e.p = load_as<C, n>(kinds.parameter, data[parameter], i, live, packed);
+    e.g = load_as<C, n>(kinds.gradient, data[gradient], i, live, packed);
 #pragma unroll
     for (int k = 0; k < states; ++k)
-      s[k] = data[first_state + k] ? load_part<n>(static_cast<const C*>(data[first_state + k]) + i, live, packed, C(0)) : Pack<C, n>{};
+      e.s[k] = data[first_state + k] ? load_part<n>(static_cast<const C*>(data[first_state + k]) + i, live, packed, C(0)) : Pack<C, n>{};
+    return e;
+  };
+  // The first elements come while one thread finds out what to do with them.
+  int64_t i = part.begin + threadIdx.x * n;
+  Elements e = load(i);
+  const C scale = controls.grad_scale ? static_cast<C>(*controls.grad_scale) : C(1);
+  if (threadIdx.x == 0) {
+    const double lr = *controls.lr, memory = controls.memory ? *controls.memory : 0;
+    const bool skip = controls.skip();
+    int64_t step;
+    if (counts) {
+      if constexpr (has_memory<Op>) __threadfence();  // the memory has been read, which the last block overwrites
+      const auto old = atomicAdd(reinterpret_cast<unsigned long long*>(controls.step), 1ull << step_bits);
+      step = static_cast<int64_t>(old & ((1ull << step_bits) - 1));
+      if (old >> step_bits == gridDim.x - 1) {
+        if constexpr (has_memory<Op>)
+          if (!skip) *controls.memory = op.remember(memory, step);
+        *controls.step = skip ? step : step + 1;
+      }
+    } else step = *controls.step;
+    shared_skip = skip;
+    shared_step = step;
+    if (!skip) shared_now = op.template now<C>(lr, step, memory);
+  }
+  __syncthreads();
+  if (shared_skip) return;
+  const Now now = shared_now;
+  const int64_t step = shared_step;
+  for (; i < part.end; e = load(i += update_threads * n)) {
+    const int64_t live = part.end - i;
 #pragma unroll
     for (int j = 0; j < n; ++j) {
       C state[states > 0 ? states : 1];
 #pragma unroll
-      for (int k = 0; k < states; ++k) state[k] = s[k].v[j];
-      p.v[j] = op(p.v[j], g.v[j] * scale, state, now);
+      for (int k = 0; k < states; ++k) state[k] = e.s[k].v[j];
+      e.p.v[j] = op(e.p.v[j], e.g.v[j] * scale, state, now);
 #pragma unroll
-      for (int k = 0; k < states; ++k) s[k].v[j] = state[k];
+      for (int k = 0; k < states; ++k) e.s[k].v[j] = state[k];
       // What will be stored, which is what the 16-bit copy is of.
-      if (kinds.parameter == DType::bf16) p.v[j] = to<C>(round_parameter<bfloat16>(p.v[j], rounding, step, i + j));
-      else if (kinds.parameter == DType::f16) p.v[j] = to<C>(to<half>(p.v[j]));
+      if (kinds.parameter == DType::bf16) e.p.v[j] = to<C>(round_parameter<bfloat16>(e.p.v[j], rounding, step, i + j));
+      else if (kinds.parameter == DType::f16) e.p.v[j] = to<C>(to<half>(e.p.v[j]));
     }
-    store_as(kinds.parameter, data[parameter], i, live, packed, p);
+    store_as(kinds.parameter, data[parameter], i, live, packed, e.p);
 #pragma unroll
     for (int k = 0; k < states; ++k)
-      if (data[first_state + k]) store_part(static_cast<C*>(data[first_state + k]) + i, live, packed, s[k]);
-    if (data[copied]) store_as(kinds.copy, data[copied], i, live, packed, p);
+      if (data[first_state + k]) store_part(static_cast<C*>(data[first_state + k]) + i, live, packed, e.s[k]);
+    if (data[copied]) store_as(kinds.copy, data[copied], i, live, packed, e.p);
   }
 }
 
@@ -119,14 +152,12 @@ template <class Op> class Update {
   }
 
   void run() {
-    SmallVector<Kinds, 4> done;
-    for (int i = 0; i < a_.n; ++i) {
-      Kinds k = kinds(i);
-      if (std::find(done.begin(), done.end(), k) != done.end()) continue;
-      done.push_back(k);
-      k.parameter == DType::f64 ? update_all<double>(k) : update_all<float>(k);
-    }
-    launch(call_.op->name, advance<Op>, 1, 1, a_.op, controls_);
+    SmallVector<Kinds, 4> all;
+    for (int i = 0; i < a_.n; ++i)
+      if (Kinds k = kinds(i); std::find(all.begin(), all.end(), k) == all.end()) all.push_back(k);
+    const bool one_launch = all.size() == 1 && a_.n <= Arrays<Op>::capacity && elements_ > 0;
+    for (auto& k : all) k.parameter == DType::f64 ? update_all<double>(k, one_launch) : update_all<float>(k, one_launch);
+    if (!one_launch) launch(call_.op->name, advance<Op>, 1, 1, a_.op, controls_);
   }
 
  private:
@@ -140,9 +171,9 @@ template <class Op> class Update {
     return {p, p == DType::f64 || g == DType::f64 ? (p == DType::f64 ? p : DType::f32) : g, c};
   }
 
-  template <class C> void update_all(const Kinds& k) {
+  template <class C> void update_all(const Kinds& k, bool counts) {
     auto gather = gather_into<first_state + static_cast<int>(states)>(elements_, [&](const Arrays<Op>& table, int blocks) {
-      launch(call_.op->name, update_kernel<Op, C>, blocks, update_threads, a_.op, a_.rounding, controls_, table, k);
+      launch(call_.op->name, update_kernel<Op, C>, blocks, update_threads, a_.op, a_.rounding, controls_, table, k, counts);
     });
     auto address = [](const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; };
     for (int i = 0; i < a_.n; ++i) {

@@ -1,43 +1,17 @@
 // Products of small matrices in 16 bits on tensor cores, for layers whose time is the launches: a whole linear layer, with
 // bias and relu, is one kernel, and so are all of its gradients, relu's part and the bias's included. Blocks compute tiles of
-// 32 x 32; the long dimension comes in slices of 64 through shared memory, several of them under way. Sums are f32, in a
-// fixed order.
+// 32 x 32; the long dimension comes in slices of 64 through shared memory, several of them under way, and four warps for each
+// quarter of a slice work side by side. Sums are f32, in a fixed order.
 #include "halftone/cuda/small_linear.h"
 
-#include "halftone/cuda/numeric.cuh"
 #include "halftone/cuda/runtime.h"
+#include "halftone/cuda/tensor_cores.cuh"
 #include "halftone/ops/matmul.h"
 
 namespace halftone::cuda {
 namespace {
 
-constexpr int tile = 32, slice = 64, stages = 6, threads = 128;
-
-// ---- tensor cores (PTX ISA: ldmatrix, mma.m16n8k16, cp.async)
-
-struct Fragment { uint32_t word[4]; };
-
-template <bool transposed> __device__ Fragment load_fragment(const void* row) {
-  auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  Fragment f;
-  if constexpr (transposed)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(f.word[0]), "=r"(f.word[1]), "=r"(f.word[2]), "=r"(f.word[3]) : "r"(address));
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(f.word[0]), "=r"(f.word[1]), "=r"(f.word[2]), "=r"(f.word[3]) : "r"(address));
-  return f;
-}
-template <class T> __device__ void multiply_add(float (&c)[4], const Fragment& a, uint32_t b0, uint32_t b1) {
-  if constexpr (std::same_as<T, half>)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
-  else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
-}
+constexpr int tile = 32, slice = 64, stages = 6, quarters = 4, threads = quarters * 4 * warp_size;
 
 // The two elements of a word.
 template <class T> __device__ Pack<T, 2> halves(uint32_t word) {
@@ -48,37 +22,44 @@ template <class T> __device__ Pack<T, 2> halves(uint32_t word) {
 
 // ---- tiles
 
-// A matrix in memory, row-major without gaps; `vectors` when every row can be read 16 bytes at a time.
+// A matrix in memory, row-major without gaps; `together` elements of any row can be read at a time: 8, 2 or 1.
 template <class T> struct Matrix {
   const T* data;
-  int rows, cols;
-  bool vectors;
+  int rows, cols, together;
+  HT_HD Matrix(const T* from, int r, int c)
+      : data(from), rows(r), cols(c), together(c % 8 == 0 && aligned(from, 16) ? 8 : c % 2 == 0 && aligned(from, 4) ? 2 : 1) {}
 };
-template <class T> Matrix<T> matrix(const Tensor& t) {
-  const T* data = t.data<T>();
-  return {data, static_cast<int>(t.size(0)), static_cast<int>(t.size(1)), t.size(1) % 8 == 0 && aligned(data, 16)};
-}
+template <class T> Matrix<T> matrix(const Tensor& t) { return {t.data<T>(), static_cast<int>(t.size(0)), static_cast<int>(t.size(1))}; }
 
 // Rows of a tile in shared memory are a little longer than what they hold, so that eight of them lie in different banks.
 template <int cols> constexpr int pitch = cols + 8;
 constexpr int tile_elements = tile * pitch<slice> > slice * pitch<tile> ? tile * pitch<slice> : slice * pitch<tile>;
 
-// Queues the copy of a tile whose first element is (row, col); zeros beyond the matrix.
-template <int rows, int cols, class T> __device__ void fetch(T* into, const Matrix<T>& m, int row, int col) {
+// Copies `bytes` to shared memory, some time before the group is waited for; zeros unless `inside`.
+template <int bytes> __device__ void copy_async(void* to, const void* from, bool inside) {
+  auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const int size = inside ? bytes : 0;
+  if constexpr (bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(size));
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(bytes), "r"(size));
+}
+
+// Queues the copy of 8 elements of a tile whose first element is (row, col); zeros beyond the matrix. Half of the block's threads do
+// for a tile.
+constexpr int fetchers = tile * slice / 8;
+static_assert(2 * fetchers == threads);
+template <int cols, class T> __device__ void fetch(T* into, const Matrix<T>& m, int row, int col, int thread) {
   constexpr int chunks = cols / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += threads) {
-    const int r = i / chunks, c = i % chunks * 8;
-    T* here = into + r * pitch<cols> + c;
-    const bool inside = row + r < m.rows && col + c < m.cols;
-    const T* from = m.data + static_cast<int64_t>(row + r) * m.cols + col + c;
-    if (m.vectors) {
-      auto address = static_cast<uint32_t>(__cvta_generic_to_shared(here));
-      const int bytes = inside ? 16 : 0;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(inside ? from : m.data), "r"(bytes));
-    } else {
+  const int r = thread / chunks, c = thread % chunks * 8;
+  T* here = into + r * pitch<cols> + c;
+  const int live = row + r < m.rows ? m.cols - col - c : 0;
+  const T* from = live > 0 ? m.data + static_cast<int64_t>(row + r) * m.cols + col + c : m.data;
+  if (m.together == 8) copy_async<16>(here, from, live > 0);
+  else if (m.together == 2) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) here[j] = inside && col + c + j < m.cols ? from[j] : to<T>(0.f);
-    }
+    for (int j = 0; j < 8; j += 2) copy_async<4>(here + j, j < live ? from + j : m.data, j < live);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) here[j] = j < live ? from[j] : to<T>(0.f);
   }
 }
 
@@ -92,40 +73,46 @@ template <class T> __device__ Shared<T>& shared_memory() {
   extern __shared__ __align__(16) unsigned char memory[];
   return *reinterpret_cast<Shared<T>*>(memory);
 }
-struct Sums {
-  float c[2][4] = {};   // of this thread: two blocks of 16 x 8
-  float rows[2] = {};   // with sums_rows, of a over the depth: this thread's part of its rows
-};
+// Of this thread: two neighbours in a row of the tile; with sums_rows, of the first 32 threads a row's sum of a over the depth.
+struct Sums { float v[2], row; };
+__device__ int row_of_thread() { return static_cast<int>(threadIdx.x) / (tile / 2); }
+__device__ int col_of_thread() { return static_cast<int>(threadIdx.x) % (tile / 2) * 2; }
+
+// What the quarters add up to, in the memory where the slices were. A row's length keeps its neighbours in other banks.
+struct Parts { float c[quarters][tile][tile + 8], rows[quarters][tile]; };
+static_assert(sizeof(Parts) <= Shared<half>::bytes(false));
+
 template <bool a_turned, bool b_turned, bool sums_rows, class T>
 __device__ Sums product(Shared<T>& memory, const Matrix<T>& a, const Matrix<T>& b, const T* relued, int row, int col, int depth) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
-  const int down = warp / 2 * 16, across = warp % 2 * 16;
-  const Matrix<T> mask{relued, a.rows, a.cols, a.vectors && aligned(relued, 16)};
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size, warp = thread / warp_size, quarter = warp / 4;
+  const int down = warp % 4 / 2 * 16, across = warp % 2 * 16, k = quarter * 16;
+  const Matrix<T> mask(relued, a.rows, a.cols);
+  auto fetch_left = [&](T* into, const Matrix<T>& m, int s) {
+    if constexpr (a_turned) fetch<tile>(into, m, s, row, thread % fetchers);
+    else fetch<slice>(into, m, row, s, thread % fetchers);
+  };
   auto fetch_slice = [&](int s) {
-    const int k = s * slice, at = s % stages;
-    if (k < depth) {
-      if constexpr (a_turned) {
-        fetch<slice, tile>(memory.a[at], a, k, row);
-        if (relued) fetch<slice, tile>(memory.relued[at], mask, k, row);
-      } else {
-        fetch<tile, slice>(memory.a[at], a, row, k);
-        if (relued) fetch<tile, slice>(memory.relued[at], mask, row, k);
+    const int first = s * slice, at = s % stages;
+    if (first < depth) {
+      if (thread < fetchers) fetch_left(memory.a[at], a, first);
+      else {
+        if constexpr (b_turned) fetch<tile>(memory.b[at], b, first, col, thread - fetchers);
+        else fetch<slice>(memory.b[at], b, col, first, thread - fetchers);
       }
-      if constexpr (b_turned) fetch<slice, tile>(memory.b[at], b, k, col);
-      else fetch<tile, slice>(memory.b[at], b, col, k);
+      if (relued && thread < fetchers) fetch_left(memory.relued[at], mask, first);
     }
     asm volatile("cp.async.commit_group;");
   };
-  // Addresses of this thread's rows of four 8 x 8 blocks (ldmatrix.x4).
-  auto a_fragment = [&](const T* from, int k) {
+  // Addresses of this thread's rows of four 8 x 8 blocks.
+  auto a_fragment = [&](const T* from) {
     if constexpr (a_turned) return load_fragment<true>(from + (k + lane / 16 * 8 + lane % 8) * pitch<tile> + down + lane / 8 % 2 * 8);
     else return load_fragment<false>(from + (down + lane % 16) * pitch<slice> + k + lane / 16 * 8);
   };
-  auto b_fragment = [&](const T* from, int k) {
+  auto b_fragment = [&](const T* from) {
     if constexpr (b_turned) return load_fragment<true>(from + (k + lane / 8 % 2 * 8 + lane % 8) * pitch<tile> + across + lane / 16 * 8);
     else return load_fragment<false>(from + (across + lane / 16 * 8 + lane % 8) * pitch<slice> + k + lane / 8 % 2 * 8);
   };
-  Sums sums;
+  float c[2][4] = {}, rows[2] = {};  // of this thread: two blocks of 16 x 8; its part of two rows' sums
   for (int s = 0; s < stages - 1; ++s) fetch_slice(s);
   const int slices = (depth + slice - 1) / slice;
   for (int s = 0; s < slices; ++s) {
@@ -133,41 +120,58 @@ __device__ Sums product(Shared<T>& memory, const Matrix<T>& a, const Matrix<T>& 
     __syncthreads();  // the slice is there, and the one to be overwritten has been used
     fetch_slice(s + stages - 1);
     const int at = s % stages;
+    Fragment left = a_fragment(memory.a[at]);
+    if (relued) {
+      const Fragment y = a_fragment(memory.relued[at]);
 #pragma unroll
-    for (int k = 0; k < slice; k += 16) {
-      Fragment left = a_fragment(memory.a[at], k);
-      if (relued) {
-        const Fragment y = a_fragment(memory.relued[at], k);
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const auto v = halves<T>(y.word[w]);
-          if (to<float>(v.v[0]) <= 0) left.word[w] &= 0xffff0000u;
-          if (to<float>(v.v[1]) <= 0) left.word[w] &= 0x0000ffffu;
-        }
-      }
-      const Fragment right = b_fragment(memory.b[at], k);
-      multiply_add<T>(sums.c[0], left, right.word[0], right.word[1]);
-      multiply_add<T>(sums.c[1], left, right.word[2], right.word[3]);
-      if constexpr (sums_rows) {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const auto v = halves<T>(left.word[w]);
-          sums.rows[w % 2] += to<float>(v.v[0]) + to<float>(v.v[1]);
-        }
+      for (int w = 0; w < 4; ++w) {
+        const auto v = halves<T>(y.word[w]);
+        if (to<float>(v.v[0]) <= 0) left.word[w] &= 0xffff0000u;
+        if (to<float>(v.v[1]) <= 0) left.word[w] &= 0x0000ffffu;
       }
     }
+    const Fragment right = b_fragment(memory.b[at]);
+    multiply_add<T>(c[0], left, right.word[0], right.word[1]);
+    multiply_add<T>(c[1], left, right.word[2], right.word[3]);
+    if constexpr (sums_rows) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const auto v = halves<T>(left.word[w]);
+        rows[w % 2] += to<float>(v.v[0]) + to<float>(v.v[1]);
+      }
+    }
+  }
+  __syncthreads();  // the slices have been used
+  auto& parts = reinterpret_cast<Parts&>(memory);
+#pragma unroll
+  for (int below = 0; below < 2; ++below) {
+    const int r = down + lane / 4 + below * 8;
+#pragma unroll
+    for (int block = 0; block < 2; ++block)
+      store_pack(&parts.c[quarter][r][across + block * 8 + lane % 4 * 2], Pack<float, 2>{{c[block][below * 2], c[block][below * 2 + 1]}});
+    if constexpr (sums_rows) {
+      float sum = rows[below];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (across == 0 && lane % 4 == 0) parts.rows[quarter][r] = sum;
+    }
+  }
+  __syncthreads();
+  Sums sums = {};
+#pragma unroll
+  for (int q = 0; q < quarters; ++q) {
+    const auto v = load_pack<2>(&parts.c[q][row_of_thread()][col_of_thread()]);
+    sums.v[0] += v.v[0];
+    sums.v[1] += v.v[1];
+    if (sums_rows && thread < tile) sums.row += parts.rows[q][thread];
   }
   return sums;
 }
 
-// Calls f(row, col, value) for this thread's elements of a tile.
-template <class F> __device__ void each_sum(const Sums& sums, int row, int col, F f) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
-#pragma unroll
-  for (int block = 0; block < 2; ++block)
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      f(row + warp / 2 * 16 + lane / 4 + i / 2 * 8, col + warp % 2 * 16 + block * 8 + lane % 4 * 2 + i % 2, sums.c[block][i]);
+// Writes this thread's part of a tile of a matrix with `cols` columns in a row, whose first column here is `col`.
+template <class T> __device__ void store_sums(T* y, int64_t row, int col, int cols, const Sums& sums) {
+  T* at = y + row * cols + col;
+  store_part(at, cols - col, cols % 2 == 0 && aligned(y, 2 * sizeof(T)), Pack<T, 2>{{to<T>(sums.v[0]), to<T>(sums.v[1])}});
 }
 
 // ---- kernels
@@ -177,20 +181,27 @@ __global__ void __launch_bounds__(threads) linear_kernel(const Matrix<T> x, cons
   wait_for_previous();
   Shared<T>& memory = shared_memory<T>();
   const int across = (w.rows + tile - 1) / tile, row = static_cast<int>(blockIdx.x) / across * tile, col = static_cast<int>(blockIdx.x) % across * tile;
-  const Sums sums = product<false, false, false>(memory, x, w, static_cast<const T*>(nullptr), row, col, x.cols);
-  each_sum(sums, row, col, [&](int i, int j, float v) {
-    if (i >= x.rows || j >= w.rows) return;
-    if (bias) v += to<float>(bias[j]);
+  const int i = row + row_of_thread(), j = col + col_of_thread();
+  const float add[2] = {bias && j < w.rows ? to<float>(bias[j]) : 0.f, bias && j + 1 < w.rows ? to<float>(bias[j + 1]) : 0.f};
+  Sums sums = product<false, false, false>(memory, x, w, static_cast<const T*>(nullptr), row, col, x.cols);
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    float& v = sums.v[k];
+    if (bias) v += add[k];
     if (relu && v < 0) v = 0;
-    y[static_cast<int64_t>(i) * w.rows + j] = to<T>(v);
-  });
+  }
+  if (i < x.rows) store_sums(y, i, j, w.rows, sums);
 }
 
 // What a gradient is written to, in 16 bits or f32; null: not wanted.
 template <class T> struct Target {
   void* data = nullptr;
   bool wide = false;
-  __device__ void put(int64_t i, float v) const {
+  __device__ void put(int row, int col, int cols, const Sums& sums) const {
+    if (wide) store_sums(static_cast<float*>(data), row, col, cols, sums);
+    else store_sums(static_cast<T*>(data), row, col, cols, sums);
+  }
+  __device__ void put(int i, float v) const {
     if (wide) static_cast<float*>(data)[i] = v;
     else static_cast<T*>(data)[i] = to<T>(v);
   }
@@ -201,33 +212,18 @@ __global__ void __launch_bounds__(threads)
                        const int blocks_of_x) {
   wait_for_previous();
   Shared<T>& memory = shared_memory<T>();
-  int block = static_cast<int>(blockIdx.x);
-  const int across = (x.cols + tile - 1) / tile;
-  if (block < blocks_of_x) {
-    const int row = block / across * tile, col = block % across * tile;
+  const int across = (x.cols + tile - 1) / tile, of_x = static_cast<int>(blockIdx.x), of_w = of_x - blocks_of_x;
+  const int block = of_w < 0 ? of_x : of_w, row = block / across * tile, col = block % across * tile;
+  const int i = row + row_of_thread(), j = col + col_of_thread();
+  if (of_w < 0) {
     const Sums sums = product<false, true, false>(memory, g, w, relued, row, col, g.cols);
-    each_sum(sums, row, col, [&](int i, int j, float v) {
-      if (i < g.rows && j < x.cols) dx.put(static_cast<int64_t>(i) * x.cols + j, v);
-    });
+    if (i < g.rows) dx.put(i, j, x.cols, sums);
     return;
   }
-  block -= blocks_of_x;
-  const int row = block / across * tile, col = block % across * tile;
-  Sums sums = product<true, true, true>(memory, g, x, relued, row, col, g.rows);
-  if (dw.data)
-    each_sum(sums, row, col, [&](int i, int j, float v) {
-      if (i < g.cols && j < x.cols) dw.put(static_cast<int64_t>(i) * x.cols + j, v);
-    });
-  if (!db.data || col > 0) return;
-  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
-#pragma unroll
-  for (int half_of_rows = 0; half_of_rows < 2; ++half_of_rows) {
-    float v = sums.rows[half_of_rows];
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    v += __shfl_xor_sync(0xffffffffu, v, 2);
-    const int i = row + warp / 2 * 16 + half_of_rows * 8 + lane / 4;
-    if (warp % 2 == 0 && lane % 4 == 0 && i < g.cols) db.put(i, v);
-  }
+  const Sums sums = product<true, true, true>(memory, g, x, relued, row, col, g.rows);
+  if (dw.data && i < g.cols) dw.put(i, j, x.cols, sums);
+  const int of_bias = row + static_cast<int>(threadIdx.x);
+  if (db.data && col == 0 && static_cast<int>(threadIdx.x) < tile && of_bias < g.cols) db.put(of_bias, sums.row);
 }
 
 // Above these a library's larger tiles win.

@@ -139,7 +139,7 @@ template <class Y> __global__ void __launch_bounds__(1024) norm_kernel(Y* y, con
 
 void run_total_norm(const Call& c, std::span<Tensor> out) {
   const int64_t elements = total_elements("total_norm", c.in);
-  int64_t chunks = static_cast<int64_t>(c.in.size()) + ceil_div(elements, 2048), used = 0;  // at most
+  int64_t chunks = static_cast<int64_t>(c.in.size()) + ceil_div(elements, smallest_chunk), used = 0;  // at most
   Scratch sums(static_cast<size_t>(chunks) * sizeof(double));
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
     visit<floating_types>(dtype, [&]<class T>(Type<T>) {
@@ -214,7 +214,7 @@ template <class U> __global__ void __launch_bounds__(update_threads) ratio_produ
 void run_trust_ratio(const Call& c, std::span<Tensor>) {
   const size_t n = c.in.size() / 2;
   const int64_t elements = total_elements("trust_ratio", from(c, n));
-  Scratch sums((n + static_cast<size_t>(ceil_div(elements, 2048))) * sizeof(double2)), ratios(Table<2>::capacity * sizeof(double));
+  Scratch sums((n + static_cast<size_t>(ceil_div(elements, smallest_chunk))) * sizeof(double2)), ratios(Table<2>::capacity * sizeof(double));
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64})
     visit<floating_types>(dtype, [&]<class P>(Type<P>) {
       using U = accumulate_t<P>;

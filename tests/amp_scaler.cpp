@@ -54,6 +54,13 @@ struct Noted final : CaptureLog {
   void replay() const { for (auto& e : effects) e(); }
 };
 
+// Keeps the gradient it gets.
+struct Kept : Function<Kept> {
+  static inline Tensor seen;
+  static Tensor forward(Context&, const Tensor& x) { return x * 1; }
+  static std::vector<Tensor> backward(Context&, const Tensor& g) { return {seen = g}; }
+};
+
 struct Single {
   Tensor p = ones({2}, {.requires_grad = true});
   optim::SGD opt{{p}, {.lr = 1}};
@@ -82,6 +89,37 @@ TEST_CASE("the stages of a scaler's iteration, and what is refused") {
   TEXT(scaler.update(0), "update: expected a finite scale above 0, got 0");
   TEXT(scaler.update(inf), "update: expected a finite scale above 0, got inf");
   TEXT(scaler.scale(zeros({}, {.dtype = DType::i64})), "GradScaler::scale: expected a floating loss");
+}
+
+TEST_CASE("backward of a scaled loss starts with the scale itself, which nobody gets to see") {
+  GradScaler scaler({.init_scale = 8});
+  Tensor p = ones({2}, {.requires_grad = true});
+  auto single_numbers = [&](const Tensor& scaled) {
+    amp::Trace t = amp::trace([&] { scaled.backward(); });
+    return std::count_if(t.lines.begin(), t.lines.end(), [](auto& line) { return line.out[0].shape.rank() == 0; });
+  };
+  CHECK(single_numbers(scaler.scale((p * 3).sum())) == 0);
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{24, 24});
+  CHECK(single_numbers(scaler.scale((p * 3).sum() * 2)) == 1);  // the gradient through `* 2`
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{72, 72});
+  // Hooks, results of grad(), leaves and functions of users may keep what they get: it is theirs.
+  Tensor loss = (p * 3).sum(), kept, leaf = ones({}, {.requires_grad = true});
+  auto hook = register_hook(loss, [&](const Tensor& g) { return kept = g; });
+  scaler.scale(loss).backward();
+  Tensor found = grad({scaler.scale(leaf)}, {leaf})[0];
+  scaler.scale(leaf).backward();
+  scaler.scale(Kept::apply((p * 3).sum())).backward();
+  scaler.update(2);
+  for (auto& t : {kept, found, leaf.grad(), Kept::seen}) CHECK(t.item() == 8);
+  Kept::seen = {};
+  // A loss [1], a gradient of the program's own, and a graph that is kept.
+  p.zero_grad();
+  scaler.scale((p * 3).sum().view({1})).backward();
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{6, 6});
+  Tensor again = scaler.scale((p * 3).sum());
+  again.backward({.gradient = full({}, 0.5), .retain_graph = true});
+  again.backward();
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{15, 15});
 }
 
 TEST_CASE("options of a scaler are checked") {

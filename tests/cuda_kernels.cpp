@@ -544,8 +544,7 @@ TEST_CASE("optimizers over many tensors") {
                               {DType::f64, DType::f16, DType::bf16}})
     for (double found_inf : {0.0, 1.0}) {
       INFO(name(p) << ", gradients " << name(g) << ", copies " << name(shadow) << ", found_inf " << found_inf);
-      constexpr int n = 150;
-      auto compare_step = [&](const OpDef& op, size_t states, bool memory, const Attrs& attrs) {
+      auto compare_step = [&](const OpDef& op, int n, size_t states, bool memory, const Attrs& attrs) {
         Optimizing o(n, states, memory, p, g, shadow, found_inf);
         run(op, o.host, attrs);
         run(op, o.device, attrs);
@@ -558,8 +557,9 @@ TEST_CASE("optimizers over many tensors") {
       };
       elementwise::each(update::All{}, [&]<class Op>(Type<Op>) {
         INFO(Op::name);
-        for (auto& settings : Op::examples())
-          compare_step(update::def<Op>, Op::states.size(), update::has_memory<Op>, Attrs::of(update::Given<Op>{n, settings, {5, true}}));
+        for (int n : {9, 150})  // in one launch and in several
+          for (auto& settings : Op::examples())
+            compare_step(update::def<Op>, n, Op::states.size(), update::has_memory<Op>, Attrs::of(update::Given<Op>{n, settings, {5, true}}));
       });
     }
 }
@@ -663,7 +663,15 @@ TEST_CASE("convolutions of the shapes that networks have") {
                                              {{2, 64, 28, 28}, {256, 64, 1, 1}, {}},
                                              {{2, 64, 28, 28}, {128, 64, 1, 1}, {.stride = 2}},
                                              {{2, 32, 14, 14}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
-                                             {{2, 32, 15, 13}, {64, 8, 3, 3}, {.padding = same_padding, .dilation = 2, .groups = 4}}})
+                                             {{2, 32, 15, 13}, {64, 8, 3, 3}, {.padding = same_padding, .dilation = 2, .groups = 4}},
+                                             // windows of few numbers
+                                             {{67, 1, 28, 28}, {32, 1, 3, 3}, {}},
+                                             {{3, 1, 29, 27}, {33, 1, 5, 5}, {.stride = 2, .padding = 2}},
+                                             {{5, 3, 17, 13}, {40, 3, 3, 3}, {.padding = same_padding, .dilation = 2}},
+                                             {{2, 2, 9, 31}, {7, 2, 4, 4}, {.stride = {3, 1}, .padding = {0, 3}}},
+                                             {{3, 7, 6, 5}, {72, 7, 2, 2}, {.stride = {1, 2}}},
+                                             {{7, 1, 12, 12}, {1, 1, 1, 1}, {.stride = 2}},
+                                             {{9, 3, 32, 32}, {64, 3, 3, 3}, {.padding = 1}}})
     for (DType t : floating_dtypes) {
       INFO(str(xs) << ' ' << str(ws) << ' ' << name(t));
       Tensor x = drawn(22, xs, t, -1, 1), w = drawn(23, ws, t, -1, 1), b = drawn(24, {ws[0]}, t, -1, 1);
@@ -682,6 +690,7 @@ TEST_CASE("convolutions of the shapes that networks have") {
       both({g, w}, [&](const Tensors& in) { return conv2d_input(in[0], in[1], {xs[2], xs[3]}, o); });
       bound.absolute = epsilon(t == DType::f64 ? t : DType::f32) * 4 * static_cast<double>(g.numel() / ws[0]);
       both({x, g}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1], {ws[2], ws[3]}, o); });
+      both({x, g.permute({0, 2, 3, 1}).clone()}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1].permute({0, 3, 1, 2}), {ws[2], ws[3]}, o); });
     }
 }
 
