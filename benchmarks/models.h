@@ -58,8 +58,10 @@ inline nn::Sequential residual_network(std::initializer_list<int64_t> blocks, bo
   return net;
 }
 
-// A block of GPT-2 (Radford et al., 2019): attention and a wide layer, each behind a layer norm and around a shortcut.
+// A block of GPT-2 (Radford et al., 2019): attention and a wide layer, each behind a layer norm and around a shortcut. What a branch adds to the
+// stream that runs past all blocks is added by the next norm, in one operator with it.
 struct GptBlock : nn::Module {
+  struct Stream { Tensor sum, added; };  // [b, t, d]; the first one's sum may be broadcast
   GptBlock(int64_t width, int64_t h)
       : norm1(Shape{width}),
         norm2(Shape{width}),
@@ -72,13 +74,14 @@ struct GptBlock : nn::Module {
   nn::Linear qkv, proj, wide, out;
   int64_t heads;
   HT_FIELDS(norm1, norm2, qkv, proj, wide, out)
-  Tensor forward(const Tensor& x) override {
-    int64_t b = x.size(0), t = x.size(1), d = x.size(2);
-    auto parts = chunk(qkv(norm1(x)), 3, 2);
+  Stream operator()(const Stream& s) {
+    auto [n1, h1] = norm1.add(s.added, s.sum);
+    int64_t b = n1.size(0), t = n1.size(1), d = n1.size(2);
+    auto parts = chunk(qkv(n1), 3, 2);
     for (auto& p : parts) p = p.view({b, t, heads, d / heads}).transpose(1, 2);
     Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, {.causal = true});
-    Tensor h = x + proj(y.transpose(1, 2).reshape({b, t, d}));
-    return h + out(gelu(wide(norm2(h)), Approximate::tanh));
+    auto [n2, h2] = norm2.add(proj(y.transpose(1, 2).reshape({b, t, d})), h1);
+    return {h2, out(gelu(wide(n2), Approximate::tanh))};
   }
 };
 struct Gpt : nn::Module {
@@ -88,13 +91,14 @@ struct Gpt : nn::Module {
     head.weight.tie(tokens.weight);
   }
   nn::Embedding tokens, places;
-  nn::Sequential blocks;
+  nn::ModuleList blocks;
   nn::LayerNorm norm;
   nn::Linear head;
   HT_FIELDS(tokens, places, blocks, norm, head)
   Tensor forward(const Tensor& ids) override {
-    Tensor x = tokens(ids) + places.weight.slice(0, 0, ids.size(1));
-    return head(norm(blocks(x))).flatten(0, 1);
+    GptBlock::Stream s{places.weight.slice(0, 0, ids.size(1)), tokens(ids)};
+    for (size_t i = 0; i < blocks.size(); ++i) s = blocks.as<GptBlock>(i)(s);
+    return head(norm.add(s.added, s.sum).y).flatten(0, 1);
   }
 };
 

@@ -1,6 +1,6 @@
 // Activations and unary operators with parameters on CUDA.
 #include "halftone/cuda/all.h"
-#include "halftone/cuda/elementwise.cuh"
+#include "halftone/cuda/gelu.cuh"
 
 namespace halftone::cuda {
 

@@ -1,6 +1,6 @@
 // Binary operators on CUDA whose results are numbers; the others are in comparison.cu, so that both compile at once.
 #include "halftone/cuda/all.h"
-#include "halftone/cuda/elementwise.cuh"
+#include "halftone/cuda/gelu.cuh"
 
 namespace halftone::cuda {
 

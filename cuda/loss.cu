@@ -12,28 +12,41 @@ namespace {
 
 using reduce::Amax;
 
+// e to the x <= 0. Of 16-bit logits by the hardware, which errs by (2 + 1.2 |x|) 2^-23 of it: least where it counts in a sum, and lost in a rounded gradient.
+template <class T> __device__ compute_t<T> exponential(compute_t<T> x) {
+  if constexpr (is_16bit<T>) return __expf(x);
+  else return ::exp(x);
+}
+
 // Of part of a row: the largest element, sum(exp(x - high)), sum(x). A part of only -inf has the total 0.
-template <class C> struct Part {
+template <class T> struct Part {
+  using C = compute_t<T>;
   C high, total, all;
   __device__ static Part none() { return {Amax::start<C>(), 0, 0}; }
-  __device__ static C rescaled(C total, C from, C high) { return total == 0 ? C(0) : total * ::exp(from - high); }
+  __device__ static C rescaled(C total, C from, C high) { return total == 0 ? C(0) : total * exponential<T>(from - high); }
   __device__ static Part merge(Part a, Part b) {
     C high = Amax::merge(a.high, b.high);
     return {high, rescaled(a.total, a.high, high) + rescaled(b.total, b.high, high), a.all + b.all};
   }
-  template <int n> __device__ void add(const C (&x)[n]) {
+  template <int m, int n> __device__ void add(const C (&x)[m][n]) {
     C top = high;
 #pragma unroll
-    for (int j = 0; j < n; ++j) top = Amax::add(top, x[j], 0);
+    for (int u = 0; u < m; ++u)
+#pragma unroll
+      for (int j = 0; j < n; ++j) top = Amax::add(top, x[u][j], 0);
     if (top == Amax::start<C>()) return;
     total = rescaled(total, high, top);
     high = top;
 #pragma unroll
-    for (int j = 0; j < n; ++j) total += ::exp(x[j] - high);
+    for (int u = 0; u < m; ++u)
+#pragma unroll
+      for (int j = 0; j < n; ++j) total += exponential<T>(x[u][j] - high);
   }
 };
 
-// Row i of [rows, classes], in packs.
+constexpr int together = 2;  // packs of a row that a thread has under way
+
+// Row i of [rows, classes], in packs. What is past its end is -inf.
 struct Table {
   int64_t rows, classes;
   bool packed;
@@ -41,7 +54,7 @@ struct Table {
 template <int n, class T>
 __device__ void load_logits(compute_t<T> (&v)[n], const T* row, int64_t p, const Table& table) {
   using C = compute_t<T>;
-  if (table.packed) {
+  if (table.packed && p * n < table.classes) {
     auto in = load_pack<n>(row + p * n);
 #pragma unroll
     for (int j = 0; j < n; ++j) v[j] = to<C>(in.v[j]);
@@ -107,16 +120,18 @@ __global__ void __launch_bounds__(1024) cross_entropy_rows(const T* x, compute_t
     const int64_t i = base + group.number;
     const T* row = x + i * table.classes;
     const int64_t t = i < table.rows ? join.target[i] : 0;
-    auto s = Part<C>::none();
+    auto s = Part<T>::none();
     if (i < table.rows)
-      for (int64_t p = group.lane; p < packs; p += width) {
-        C v[n];
-        load_logits<n>(v, row, p, table);
+      for (int64_t p = group.lane; p < packs; p += together * width) {
+        C v[together][n];
+#pragma unroll
+        for (int u = 0; u < together; ++u) load_logits<n>(v[u], row, p + u * width, table);
         s.add(v);
         if (smooth)
-          for (int j = 0; j < n; ++j) s.all += p * n + j < table.classes ? v[j] : C(0);
+          for (int u = 0; u < together; ++u)
+            for (int j = 0; j < n; ++j) s.all += (p + u * width) * n + j < table.classes ? v[u][j] : C(0);
       }
-    s = group.combine(s, Part<C>::none(), Part<C>::merge);
+    s = group.combine(s, Part<T>::none(), Part<T>::merge);
     if (i >= table.rows || group.lane != 0) continue;
     const C log_total = s.high == Amax::start<C>() ? C(NAN) : ::log(s.total);
     if (lse) lse[i] = s.high + log_total;
@@ -151,25 +166,30 @@ __global__ void __launch_bounds__(256)
     // All of a row's loads are under way before the first of them is used.
     const int64_t t = target[i];
     const C shift = lse[i], given = g[reduction == Reduction::none ? i : 0], number = reduction == Reduction::mean ? *count : C(1);
-    int64_t p = group.lane;
-    C v[n];
-    if (p < packs) load_logits<n>(v, x + i * table.classes, p, table);
+    C v[together][n];
+    auto load = [&](int64_t first) {
+#pragma unroll
+      for (int u = 0; u < together; ++u) load_logits<n>(v[u], x + i * table.classes, first + u * width, table);
+    };
+    load(group.lane);
     const bool counts = t != ignore_index;
     C scale = given * (C(1) / number);
     if (counts && (t < 0 || t >= table.classes)) scale = C(NAN);
-    while (p < packs) {
-      Pack<T, n> out;
+    for (int64_t first = group.lane; first < packs; load(first += together * width)) {
 #pragma unroll
-      for (int j = 0; j < n; ++j) {
-        const C q = off + (t == p * n + j ? on : C(0));
-        out.v[j] = to<T>(counts ? scale * (::exp(v[j] - shift) - q) : C(0));
+      for (int u = 0; u < together; ++u) {
+        const int64_t at = (first + u * width) * n, hit = t - at;  // the target's place in the pack
+        if (at >= table.classes) break;
+#pragma unroll
+        for (int j = 0; j < n; ++j) v[u][j] = exponential<T>(v[u][j] - shift) - off;
+        if (hit >= 0 && hit < n)
+#pragma unroll
+          for (int j = 0; j < n; ++j) v[u][j] -= hit == j ? on : C(0);
+        Pack<T, n> out;
+#pragma unroll
+        for (int j = 0; j < n; ++j) out.v[j] = to<T>(counts ? scale * v[u][j] : C(0));
+        store_part(dx + i * table.classes + at, table.classes - at, table.packed, out);
       }
-      T* into = dx + i * table.classes + p * n;
-      if (table.packed) store_pack(into, out);
-      else
-        for (int j = 0; j < n; ++j)
-          if (p * n + j < table.classes) into[j] = out.v[j];
-      if ((p += width) < packs) load_logits<n>(v, x + i * table.classes, p, table);
     }
   }
 }

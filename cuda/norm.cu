@@ -672,6 +672,18 @@ template <int kept, class Load> struct RowPacks {
 };
 template <int kept, class Load> __device__ RowPacks<kept, Load> row_packs(Load load, int64_t begin, int64_t length, int64_t step) { return {load, begin, length, step}; }
 
+// Of a row, from the sums of its elements' distances from a pivot and of their squares; W is what its elements are computed in.
+template <class A, class W> struct RowMoments {
+  A mean, var;
+  W high, low, rstd;
+  __device__ RowMoments(Pair<A> sum, A pivot, int64_t length, const bool centred, const double eps) {
+    const A count = static_cast<A>(length), offset = centred ? sum.a / count : A(0), rest = sum.b - sum.a * offset;
+    mean = pivot + offset, var = rest > 0 || rest != rest ? rest / count : A(0);
+    rstd = static_cast<W>(1 / ::sqrt(var + static_cast<A>(eps))), high = static_cast<W>(mean), low = static_cast<W>(mean - static_cast<A>(high));
+  }
+  __device__ W normal(W x) const { return ((x - high) - low) * rstd; }
+};
+
 template <int kept, class T, class W>
 __global__ void __launch_bounds__(threads)
     row_norm_kernel(T* y, const T* x, const W* w, const W* b, W* statistics, const Lines rows) {
@@ -696,17 +708,15 @@ __global__ void __launch_bounds__(threads)
     });
     sum = group.combine(sum, Pair<A>{0, 0}, Add());
     if (length == 0) continue;
-    const A count = static_cast<A>(length), offset = rows.centred ? sum.a / count : A(0), rest = sum.b - sum.a * offset;
-    const A mean = pivot + offset, var = rest > 0 || rest != rest ? rest / count : A(0);
-    const W rstd = static_cast<W>(1 / ::sqrt(var + static_cast<A>(rows.eps))), high = static_cast<W>(mean), low = static_cast<W>(mean - static_cast<A>(high));
-    if (statistics && group.lane == 0) put(statistics, rows.q.rows, row, mean, var, rows.eps);
+    const RowMoments<A, W> m(sum, pivot, length, rows.centred, rows.eps);
+    if (statistics && group.lane == 0) put(statistics, rows.q.rows, row, m.mean, m.var, rows.eps);
     const int64_t first = rows.first_feature(row);
     mine.each([&](int64_t i, Pack<T, n> v) {
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         if (i + j >= length) break;
         const int64_t k = rows.feature(first, i + j);
-        W r = ((to<W>(v.v[j]) - high) - low) * rstd;
+        W r = m.normal(to<W>(v.v[j]));
         if (w) r *= w[k];
         if (b) r += b[k];
         v.v[j] = to<T>(r);
@@ -807,6 +817,240 @@ void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
   });
 }
 
+// ---- a sum and the norm of its rows, T and S the types of a branch and of the sum: whole packs that threads keep, or by parts
+
+// n neighbours, 16 bytes at a time.
+template <int n, class T> __device__ Pack<T, n> load_packs(const T* p) {
+  constexpr int m = n < pack_size<T> ? n : pack_size<T>;
+  Pack<T, n> all;
+#pragma unroll
+  for (int k = 0; k < n; k += m) {
+    const Pack<T, m> part = load_pack<m>(p + k);
+#pragma unroll
+    for (int j = 0; j < m; ++j) all.v[k + j] = part.v[j];
+  }
+  return all;
+}
+template <int n, class T> __device__ void store_packs(T* p, const Pack<T, n>& all) {
+  constexpr int m = n < pack_size<T> ? n : pack_size<T>;
+#pragma unroll
+  for (int k = 0; k < n; k += m) {
+    Pack<T, m> part;
+#pragma unroll
+    for (int j = 0; j < m; ++j) part.v[j] = all.v[k + j];
+    store_pack(p + k, part);
+  }
+}
+
+template <int kept> constexpr int resident_rows = kept > 3 ? 2 : 3;  // blocks of a multiprocessor
+template <int kept, class T, class S, class W>
+__global__ void __launch_bounds__(threads, resident_rows<kept>)
+    add_row_norm_kernel(T* y, S* sum, const T* x, const S* z, const W* w, const W* b, W* statistics, const Lines rows) {
+  wait_for_previous();
+  using A = moment_t<S>;
+  constexpr int n = pack_size<T>;
+  struct Both {
+    Pack<T, n> x;
+    Pack<S, n> z;
+  };
+  auto added = [](T u, S v) { return to<S>(to<W>(u) + to<W>(v)); };
+  const Group group(rows.width);
+  for (int64_t base = group.first(); base < rows.q.rows; base += group.step()) {
+    const int64_t row = base + group.number, at = row * rows.q.length;
+    const int64_t length = row < rows.q.rows ? rows.q.length : 0;
+    auto load = [&](int64_t i) { return Both{load_pack<n>(x + at + i), load_packs<n>(z + at + i)}; };
+    auto mine = row_packs<kept>(load, int64_t{group.lane} * n, length, int64_t{rows.width} * n);
+    const A pivot = length > 0 ? to<A>(added(x[at], z[at])) : A(0);
+    Pair<A> total{0, 0};
+    mine.each([&](int64_t i, Both& both) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        both.z.v[j] = added(both.x.v[j], both.z.v[j]);
+        const A d = to<A>(both.z.v[j]) - pivot;
+        total.a += d;
+        total.b += d * d;
+      }
+      store_packs(sum + at + i, both.z);
+    });
+    total = group.combine(total, Pair<A>{0, 0}, Add());
+    if (length == 0) continue;
+    const RowMoments<A, W> m(total, pivot, length, true, rows.eps);
+    if (statistics && group.lane == 0) put(statistics, rows.q.rows, row, m.mean, m.var, rows.eps);
+    mine.each([&](int64_t i, Both& both) {
+      Pack<W, n> factor, shift;
+      if (w) factor = load_packs<n>(w + i);
+      if (b) shift = load_packs<n>(b + i);
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        W r = m.normal(to<W>(both.z.v[j]));
+        if (w) r *= factor.v[j];
+        if (b) r += shift.v[j];
+        both.x.v[j] = to<T>(r);
+      }
+      store_pack(y + at + i, both.x);
+    });
+  }
+}
+
+// The gradients of its branch and of what was added to it, and each block's part of those of weight and bias: a thread has the same
+// places of every row of its group, and the block's groups are added up in order. As many blocks as sizes alone say.
+constexpr int grad_threads = 4 * warp_size;
+template <int kept, class T, class S, class W>
+__global__ void __launch_bounds__(grad_threads, resident_rows<kept>)
+    add_row_norm_grad_kernel(T* dx, S* dz, Pair<W>* parts, const T* g, const S* sum, const S* upper, const W* w, const W* statistics, const Lines rows) {
+  wait_for_previous();
+  constexpr int n = pack_size<T>;
+  const Group group(rows.width);
+  const int64_t length = rows.q.length, first = int64_t{group.lane} * n, step = int64_t{rows.width} * n;
+  // Calls f(k, where) for the packs of a thread; k is a constant.
+  auto each = [&](auto f) {
+#pragma unroll
+    for (int k = 0; k < kept; ++k)
+      if (first + k * step < length) f(k, first + k * step);
+  };
+  Pair<W> products[kept][n];
+#pragma unroll
+  for (int k = 0; k < kept; ++k)
+#pragma unroll
+    for (int j = 0; j < n; ++j) products[k][j] = Pair<W>{0, 0};
+  for (int64_t base = group.first(); base < rows.q.rows; base += group.step()) {
+    const int64_t row = base + group.number, at = row * length;
+    const bool here = row < rows.q.rows;  // past the end: nothing to do but combine()
+    const Statistics<W> s(statistics, rows.q.rows, here ? row : 0);
+    Pack<T, n> of_y[kept];
+    Pack<S, n> x[kept], of_sum[kept];
+    Pair<W> total{0, 0};
+    if (here) {
+      each([&](int k, int64_t i) {
+        of_y[k] = load_pack<n>(g + at + i);
+        x[k] = load_packs<n>(sum + at + i);
+        if (upper) of_sum[k] = load_packs<n>(upper + at + i);
+      });
+      each([&](int k, int64_t i) {
+        Pack<W, n> factor;
+        if (w) factor = load_packs<n>(w + i);
+#pragma unroll
+        for (int j = 0; j < n; ++j) {
+          const W v = to<W>(of_y[k].v[j]), normal = s.normal(to<W>(x[k].v[j])), gw = w ? v * factor.v[j] : v;
+          total.a += gw * normal;
+          total.b += gw;
+          products[k][j].a += v * normal;
+          products[k][j].b += v;
+        }
+      });
+    }
+    total = group.combine(total, Pair<W>{0, 0}, Add());
+    if (!here || (!dx && !dz)) continue;
+    const W share = W(1) / static_cast<W>(length), mean = total.b * share, slope = total.a * share;
+    each([&](int k, int64_t i) {
+      Pack<W, n> factor;
+      if (w) factor = load_packs<n>(w + i);
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        const W v = to<W>(of_y[k].v[j]), normal = s.normal(to<W>(x[k].v[j])), gw = w ? v * factor.v[j] : v;
+        W d = (gw - (mean + normal * slope)) * s.rstd;
+        if (upper) d += to<W>(of_sum[k].v[j]);
+        x[k].v[j] = to<S>(d);
+        of_y[k].v[j] = to<T>(d);
+      }
+      if (dz) store_packs(dz + at + i, x[k]);
+      if (dx) store_pack(dx + at + i, of_y[k]);
+    });
+  }
+  if (!parts) return;
+  __shared__ Pair<W> memory[kept * n * warp_size];  // of one group: where there are several, each is a warp
+  for (int other = 1; other < static_cast<int>(blockDim.x) / rows.width; ++other) {
+    __syncthreads();
+    if (group.number == other)
+#pragma unroll
+      for (int k = 0; k < kept; ++k)
+#pragma unroll
+        for (int j = 0; j < n; ++j) memory[(k * n + j) * warp_size + group.lane] = products[k][j];
+    __syncthreads();
+    if (group.number == 0)
+#pragma unroll
+      for (int k = 0; k < kept; ++k)
+#pragma unroll
+        for (int j = 0; j < n; ++j) products[k][j] = Add()(products[k][j], memory[(k * n + j) * warp_size + group.lane]);
+  }
+  if (group.number > 0) return;
+  each([&](int k, int64_t i) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) parts[blockIdx.x * length + i + j] = products[k][j];
+  });
+}
+
+// Calls run(Type<T>, Type<S>).
+template <class F> void visit_branch(DType branch, DType sum, F run) {
+  visit<floating_types>(branch, [&]<class T>(Type<T>) {
+    if constexpr (is_16bit<T>)
+      if (sum == DType::f32) return run(Type<T>(), Type<float>());
+    run(Type<T>(), Type<T>());
+  });
+}
+// Calls run(a constant: the packs of a row that a thread keeps).
+template <class F> void visit_kept(const Lines& rows, int n, F run) {
+  if (rows.q.length <= int64_t{3} * n * rows.width) run(std::integral_constant<int, 3>());
+  else run(std::integral_constant<int, most_kept>());
+}
+template <class S> bool whole_packs(const Lines& rows, int n, std::initializer_list<const S*> operands) {
+  bool packed = rows.packed && rows.q.length / n <= int64_t{most_kept} * rows.width;
+  for (const S* t : operands) packed = packed && aligned(t, 16);
+  return packed;
+}
+
+void run_add_layer_norm(const Call& c, std::span<Tensor> out) {
+  const auto a = c.as<RowNormAttrs>();
+  const Tensor branch = c.in[0].contiguous(), stream = c.in[1].contiguous();
+  const NormRows q = norm_rows(a, branch.shape());
+  if (branch.numel() == 0) return;
+  visit_branch(branch.dtype(), stream.dtype(), [&]<class T, class S>(Type<T>, Type<S>) {
+    using W = wide_t<S>;
+    const T* x = branch.data<T>();
+    const S* z = stream.data<S>();
+    T* y = out[0].data<T>();
+    S* sum = out[1].data<S>();
+    const Vector weight(c, 2, dtype_of<W>), bias(c, 3, dtype_of<W>);
+    const W *w = weight.data<W>(), *b = bias.data<W>();
+    const Lines rows = rows_of<T>(a, q, {x, y});
+    if (!whole_packs<S>(rows, pack_size<T>, {z, sum}) || !aligned(w, 16) || !aligned(b, 16)) return add_layer_norm_by_parts(c, out);
+    visit_kept(rows, pack_size<T>, [&]<int kept>(std::integral_constant<int, kept>) {
+      auto kernel = add_row_norm_kernel<kept, T, S, W>;
+      launch_rows<pack_size<T>>("add_layer_norm", kernel, kernel, rows, y, sum, x, z, w, b, out.size() > 2 ? out[2].data<W>() : nullptr);
+    });
+  });
+}
+
+void run_add_layer_norm_grad(const Call& c, std::span<Tensor> out) {
+  const auto a = c.as<RowNormAttrs>();
+  const Tensor of_y = c.in[0].contiguous(), saved_sum = c.in[1].contiguous(), saved = c.in[3].contiguous(), of_sum = c.has(4) ? c.in[4].contiguous() : Tensor();
+  const NormRows q = norm_rows(a, saved_sum.shape());
+  visit_branch(of_y.dtype(), saved_sum.dtype(), [&]<class T, class S>(Type<T>, Type<S>) {
+    using W = wide_t<S>;
+    constexpr int n = pack_size<T>;
+    const T* g = of_y.data<T>();
+    const S *sum = saved_sum.data<S>(), *upper = of_sum.defined() ? of_sum.data<S>() : nullptr;
+    T* dx = a.wanted & 1u ? out[0].data<T>() : nullptr;
+    S* dz = a.wanted & 8u ? out[3].data<S>() : nullptr;
+    const Vector weight(c, 2, dtype_of<W>);
+    const W* w = weight.data<W>();
+    const Lines rows = rows_of<T>(a, q, {g, dx});
+    const bool by_groups = rows.width >= warp_size && rows.width <= grad_threads && q.rows > 0;
+    if (!by_groups || !whole_packs<S>(rows, n, {sum, upper, dz}) || !aligned(w, 16)) return add_layer_norm_grad_by_parts(c, out);
+    visit_kept(rows, n, [&]<int kept>(std::integral_constant<int, kept>) {
+      const int block = rows.width > warp_size ? rows.width : grad_threads;
+      const int64_t most = int64_t{132} * resident_rows<kept> * (grad_threads / block);  // for 132 multiprocessors
+      const int64_t blocks = std::min(ceil_div(q.rows * rows.width, block), most);
+      Scratch memory(a.wanted & 6u ? static_cast<size_t>(blocks * q.length) * sizeof(Pair<W>) : 0);
+      auto* parts = a.wanted & 6u ? memory.as<Pair<W>>() : nullptr;
+      launch("add_layer_norm_grad", add_row_norm_grad_kernel<kept, T, S, W>, blocks, block, dx, dz, parts, g, sum, upper, w, saved.data<W>(), rows);
+      if (!parts) return;
+      const Products<S> f{gradient<S>(out[1], a.wanted & 2u), gradient<S>(out[2], a.wanted & 4u)};
+      launch("add_layer_norm_grad", merge_sums<Products<S>>, grid(ceil_div(q.length, 8)), threads, f, parts, q.length, blocks);
+    });
+  });
+}
+
 }  // namespace
 
 void fill_cuda_norm() {
@@ -817,6 +1061,8 @@ void fill_cuda_norm() {
   fill<run_row_norm>(op::group_norm);
   fill<run_row_norm>(op::rms_norm);
   fill<run_row_norm_grad>(op::row_norm_grad);
+  fill<run_add_layer_norm>(op::add_layer_norm);
+  fill<run_add_layer_norm_grad>(op::add_layer_norm_grad);
 }
 
 }  // namespace halftone::cuda

@@ -85,6 +85,8 @@ class HT_API LayerNorm : public Module {
   Parameter weight, bias;  // of this shape
   HT_FIELDS(weight, bias)
   Tensor forward(const Tensor& x) override { return layer_norm(x, shape_, weight, bias, eps_); }
+  // sum = x + z and y = forward(sum) in one operator, where a residual connection ends and the next branch begins; y has x's dtype.
+  AddedNorm add(const Tensor& x, const Tensor& z) { return add_layer_norm(x, z, shape_, weight, bias, eps_); }
 
  private:
   Shape shape_;

@@ -5,9 +5,11 @@
 #include <cmath>
 
 #include "halftone/ops/all.h"
+#include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/iterate.h"
 #include "halftone/ops/reduce.h"
+#include "halftone/ops/shape.h"
 #include "halftone/ops/unary.h"
 #include "halftone/ops/vector_math.h"
 
@@ -256,15 +258,15 @@ void run_row_norm_grad(const Call& c, std::span<Tensor> out) {
 
 // ---- shapes
 
-// Checks w and b, inputs 1 and 2.
-void check_affine(const Call& c, const Meta& x, const Shape& features) {
-  for (size_t i : {1, 2}) {
+// Checks w and b, inputs `at` and the next.
+void check_affine(const Call& c, const Meta& x, const Shape& features, size_t at = 1) {
+  for (size_t i : {at, at + 1}) {
     if (!c.has(i)) continue;
     const Meta& m = c.in[i].meta();
-    HT_CHECK(m.shape == features && (m.dtype == x.dtype || m.dtype == wide(x.dtype)), c.op->name, ": expected ", i == 1 ? "weight " : "bias ", features, " (",
+    HT_CHECK(m.shape == features && (m.dtype == x.dtype || m.dtype == wide(x.dtype)), c.op->name, ": expected ", i == at ? "weight " : "bias ", features, " (",
              wide(x.dtype), "), got ", m);
   }
-  HT_CHECK(!c.has(2) || (c.has(1) && c.in[1].dtype() == c.in[2].dtype()), c.op->name, ": expected a bias only beside a weight of its dtype");
+  HT_CHECK(!c.has(at + 1) || (c.has(at) && c.in[at].dtype() == c.in[at + 1].dtype()), c.op->name, ": expected a bias only beside a weight of its dtype");
 }
 
 // Whether relu's part of backward reads bits, where its result is not 0, and not the result. They are in memory order.
@@ -306,10 +308,23 @@ Metas infer_row_norm(const Call& c) {
   return {Meta(x.shape, x.dtype, x.device), Meta({3, norm_rows(a, x.shape).rows}, wide(x.dtype), x.device)};
 }
 
+// Whether of two of these dtypes the first may be added to the second, which is a sum's.
+bool adds_to(DType x, DType sum) { return is_floating(x) && (x == sum || wide(x) == sum); }
+
+Metas infer_add_layer_norm(const Call& c) {
+  const Meta &x = c.in[0].meta(), &z = c.in[1].meta();
+  auto a = c.as<RowNormAttrs>();
+  HT_CHECK(z.shape == x.shape && adds_to(x.dtype, z.dtype), "add_layer_norm: expected z like x, or in f32, x ", x, ", got ", z);
+  HT_CHECK(a.rest >= 1 && a.rest <= x.shape.rank(), "add_layer_norm: expected x of at least ", a.rest, " dimensions, got ", x);
+  check_affine(c, z, Shape(std::span(x.shape.end() - a.rest, x.shape.end())), 2);
+  return {Meta(x.shape, x.dtype, x.device), Meta(x.shape, z.dtype, x.device), Meta({3, norm_rows(a, x.shape).rows}, wide(x.dtype), x.device)};
+}
+
 // The gradients of x, w and b, of those that are wanted.
 Metas gradient_metas(const Call& c, uint32_t wanted, int64_t statistics, const Shape& features) {
   const Meta &g = c.in[0].meta(), &x = c.in[1].meta(), &s = c.in[3].meta();
-  HT_CHECK(is_floating(x.dtype) && g.shape == x.shape && g.dtype == x.dtype, c.op->name, ": expected a gradient like x, ", x, ", got ", g);
+  bool alike = c.op == &op::add_layer_norm_grad ? adds_to(g.dtype, x.dtype) : is_floating(x.dtype) && g.dtype == x.dtype;
+  HT_CHECK(alike && g.shape == x.shape, c.op->name, ": expected a gradient like x, ", x, ", got ", g);
   HT_CHECK(s.shape == Shape({3, statistics}) && s.dtype == wide(x.dtype), c.op->name, ": expected statistics [3, ", statistics, "] (", wide(x.dtype), "), got ", s);
   HT_CHECK(c.has(2) || !(wanted & 6u), c.op->name, ": there is no weight to compute a gradient of");
   HT_CHECK(!c.has(2) || c.in[2].shape() == features, c.op->name, ": expected weight ", features, ", got ", c.in[2].meta());
@@ -371,32 +386,37 @@ Tensors fused_batch_norm(const Rule& r, const Tensor& relued = {}) {
   return fused(r, op::batch_norm_grad, Attrs::of(a), a.wanted, relued);
 }
 
-Tensors composed_row_norm(const Rule& r) {
-  auto a = r.as<RowNormAttrs>();
-  const Meta& meta = r.in_meta(0);
+// Those of x, weight and bias from that of the result, for each of which a Meta is given.
+Tensors row_norm_gradients(const RowNormAttrs& a, const Tensor& argument, const Tensor& weight, const Tensor& gradient, std::array<const Meta*, 3> of) {
+  const Meta& meta = argument.meta();
   NormRows q = norm_rows(a, meta.shape);
   DType t = wide(meta.dtype);
   Shape rows{q.rows / q.groups, q.groups, q.length}, features{q.groups, q.features / q.groups, q.inner};
-  Tensor x = reshape(cast(r.in(0), t), rows), g = reshape(cast(r.grad(), t), rows), gw = g;
-  if (r.size() > 1 && r.in(1).defined()) {
-    Tensor w = reshape(cast(r.in(1), t), {q.groups, q.features / q.groups, 1});
+  Tensor x = reshape(cast(argument, t), rows), g = reshape(cast(gradient, t), rows), gw = g;
+  if (weight.defined()) {
+    Tensor w = reshape(cast(weight, t), {q.groups, q.features / q.groups, 1});
     gw = g * reshape(expand(w, features), {q.groups, q.length});
   }
   auto mean_of = [](const Tensor& v) { return mean(v, {2}, {.keepdim = true}); };
   bool centred = a.kind != RowNorm::rms;
   Tensor variance = centred ? var(x, {2}, {.correction = 0, .keepdim = true}) : mean_of(square(x));
   Tensor rstd = rsqrt(variance + a.eps), normal = (centred ? x - mean_of(x) : x) * rstd;
-  Tensors grads(r.size());
-  if (r.needs(0)) {
+  Tensors grads(3);
+  if (of[0]) {
     Tensor d = gw - normal * mean_of(gw * normal);
     if (centred) d = d - mean_of(gw);
     grads[0] = cast(reshape(d * rstd, meta.shape), meta.dtype);
   }
-  auto to_features = [&](const Tensor& v, size_t i) {
-    return cast(reshape(sum(reshape(sum(v, {0}), features), {2}), r.in_meta(i).shape), r.in_meta(i).dtype);
-  };
-  if (r.size() > 1 && r.needs(1)) grads[1] = to_features(g * normal, 1);
-  if (r.size() > 2 && r.needs(2)) grads[2] = to_features(g, 2);
+  auto to_features = [&](const Tensor& v, const Meta& m) { return cast(reshape(sum(reshape(sum(v, {0}), features), {2}), m.shape), m.dtype); };
+  if (of[1]) grads[1] = to_features(g * normal, *of[1]);
+  if (of[2]) grads[2] = to_features(g, *of[2]);
+  return grads;
+}
+const Meta* needed(const Rule& r, size_t i) { return i < r.size() && r.needs(i) ? &r.in_meta(i) : nullptr; }
+
+Tensors composed_row_norm(const Rule& r) {
+  Tensors grads = row_norm_gradients(r.as<RowNormAttrs>(), r.in(0), r.size() > 1 ? r.in(1) : Tensor(), r.grad(), {needed(r, 0), needed(r, 1), needed(r, 2)});
+  grads.resize(r.size());
   return grads;
 }
 
@@ -404,6 +424,38 @@ Tensors fused_row_norm(const Rule& r) {
   auto a = r.as<RowNormAttrs>();
   a.wanted = wanted(r);
   return fused(r, op::row_norm_grad, Attrs::of(a), a.wanted);
+}
+
+// Of {y, sum}, one of which may have no gradient; that of the sum goes to x and z alike.
+Tensors composed_add_layer_norm(const Rule& r) {
+  Tensors grads(r.size());
+  Tensor g = r.grad(1);
+  if (r.grad(0).defined()) {
+    const Meta* of_sum = r.needs(0) || r.needs(1) ? &r.in_meta(1) : nullptr;
+    auto all = row_norm_gradients(r.as<RowNormAttrs>(), r.out(1), r.size() > 2 ? r.in(2) : Tensor(), r.grad(0), {of_sum, needed(r, 2), needed(r, 3)});
+    if (of_sum) g = g.defined() ? g + all[0] : all[0];
+    for (size_t i = 2; i < r.size(); ++i) grads[i] = all[i - 1];
+  }
+  for (size_t i = 0; i < 2; ++i) if (r.needs(i)) grads[i] = g;
+  return grads;
+}
+
+Tensors fused_add_layer_norm(const Rule& r) {
+  Tensors grads(r.size());
+  if (!r.grad(0).defined()) {
+    for (size_t i = 0; i < 2; ++i) if (r.needs(i)) grads[i] = r.grad(1);
+    return grads;
+  }
+  auto a = r.as<RowNormAttrs>();
+  bool alike = r.in_meta(0).dtype == r.in_meta(1).dtype;  // one tensor for both
+  a.wanted = r.needs(1) || (alike && r.needs(0)) ? 8u : 0u;
+  if (r.needs(0) && !alike) a.wanted |= 1u;
+  for (size_t i = 2; i < r.size(); ++i) if (r.needs(i)) a.wanted |= 1u << (i - 1);
+  if (a.wanted == 0) return grads;
+  Tensors all = call_all(op::add_layer_norm_grad, {r.grad(0), r.out(1), r.size() > 2 ? r.in(2) : Tensor(), r.out(2), r.grad(1)}, Attrs::of(a));
+  for (size_t i = 0; i < r.size(); ++i)
+    if (r.needs(i)) grads[i] = all[i == 1 || (i == 0 && alike) ? 3 : i == 0 ? 0 : i - 1];
+  return grads;
 }
 
 // ---- samples
@@ -443,6 +495,18 @@ std::vector<Sample> row_norm_samples(RowNorm kind) {
   return {sample({2}, {2}, 1, true, true, true),             sample({2, 7}, {7}, 1, true, true, false),      sample({3, 4}, {4}, 1, false, false, false, .1),
           sample({2, 3, 4}, {3, 4}, 2, true, true, true),    sample({2, 33}, {33}, 1, true, false, true),    sample({0, 5}, {5}, 1, true, true, true),
           sample({3, 257}, {257}, 1, true, true, true),      sample({2, 2, 3, 2}, {2, 3, 2}, 3, true, true, false), sample({70, 9}, {9}, 1, true, true, true)};
+}
+
+// Of add_layer_norm: a sum in f32 beside a 16-bit x.
+std::vector<Sample> add_layer_norm_samples() {
+  std::vector<Sample> all = row_norm_samples(RowNorm::layer);
+  for (Sample& s : all) {
+    SampleInput z = s.in[0];
+    z.wide = true;
+    for (size_t i : {1, 2}) s.in[i].wide = true;
+    s.in.insert(s.in.begin() + 1, z);
+  }
+  return all;
 }
 
 // Of a gradient operator, from those of the forward: g, x, w and statistics.
@@ -591,10 +655,86 @@ constinit OpDef row_norm_grad = {
     },
     .kernel = {run_row_norm_grad}};
 
+constinit OpDef add_layer_norm = {
+    .name = "add_layer_norm", .doc = "layer_norm of a sum of two tensors, and the sum", .cast = Cast::keep,
+    .infer = infer_add_layer_norm,
+    .aux = 1,
+    .saves = {.in = 4, .out = 6},
+    .backward = composed_add_layer_norm,
+    .fused_backward = fused_add_layer_norm,
+    .dtypes = {floating_types, floating_types},
+    .samples = add_layer_norm_samples,
+    .kernel = {add_layer_norm_by_parts}};
+
+// in: g, the sum, w, statistics, and perhaps the sum's own gradient; out: the gradients of x, w, b and z.
+constinit OpDef add_layer_norm_grad = {
+    .name = "add_layer_norm_grad", .doc = "the gradients of add_layer_norm over x, weight, bias and z, from its sum, statistics and the sum's gradient", .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      auto a = c.as<RowNormAttrs>();
+      const Meta &g = c.in[0].meta(), &sum = c.in[1].meta();
+      HT_CHECK(sum.shape.rank() >= a.rest, "add_layer_norm_grad: expected a sum of more dimensions, got ", sum);
+      Metas grads = gradient_metas(c, a.wanted, norm_rows(a, sum.shape).rows, Shape(std::span(sum.shape.end() - a.rest, sum.shape.end())));
+      HT_CHECK(!c.has(4) || (c.in[4].shape() == sum.shape && c.in[4].dtype() == sum.dtype), "add_layer_norm_grad: expected a gradient like the sum, ", sum, ", got ", c.in[4].meta());
+      grads[0].dtype = g.dtype;
+      grads.push_back(Meta(a.wanted & 8u ? sum.shape : Shape{0}, sum.dtype, sum.device));
+      return grads;
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] {
+      auto all = gradient_samples<RowNormAttrs>(row_norm_samples(RowNorm::layer), [](const Shape& x, const Attrs& a) { return norm_rows(a.as<RowNormAttrs>(), x).rows; });
+      for (size_t k = 0; k < all.size(); ++k) {
+        SampleInput upper = all[k].in[0];
+        upper.present = k % 3 != 0;
+        all[k].in.push_back(upper);
+        for (size_t i : {1, 2, 4}) all[k].in[i].wide = true;
+        auto a = all[k].attrs.as<RowNormAttrs>();
+        a.wanted |= k % 2 == 0 ? 8u : 0u;
+        all[k].attrs = Attrs::of(a);
+      }
+      return all;
+    },
+    .kernel = {add_layer_norm_grad_by_parts}};
+
 }  // namespace op
 
+namespace {
+
+const Tensor& given(const Call& c, size_t i) {
+  static const Tensor none;
+  return c.has(i) ? c.in[i] : none;
+}
+void run(const OpDef& op, const Attrs& attrs, Tensors in, Tensors out) {
+  Kernel kernel = op.kernel[static_cast<size_t>(in[0].device().type)];
+  kernel(Call{.op = &op, .in = std::move(in), .attrs = attrs, .out = {}}, out);
+}
+void add_into(const Tensor& a, const Tensor& b, const Tensor& sum) { call_into(binary::def<binary::Add>, {a, b}, binary::attrs_with<binary::Add>({}), sum); }
+
+}  // namespace
+
+void add_layer_norm_by_parts(const Call& c, std::span<Tensor> out) {
+  Tensor &y = out[0], &sum = out[1];
+  add_into(cast(c.in[0], sum.dtype()), c.in[1], sum);
+  Tensor normal = y.dtype() == sum.dtype() ? y : Tensor::allocate(sum.meta());
+  Tensors to{normal};
+  if (out.size() > 2) to.push_back(out[2]);
+  run(op::layer_norm, c.attrs, {sum, given(c, 2), given(c, 3)}, to);
+  if (y.dtype() != sum.dtype()) y.copy_(normal);
+}
+
+void add_layer_norm_grad_by_parts(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<RowNormAttrs>();
+  const uint32_t wanted = a.wanted;
+  const Tensor& sum = c.in[1];
+  a.wanted = (wanted & 6u) | (wanted & 9u ? 1u : 0u);
+  Tensor of_sum = wanted & 8u ? out[3] : Tensor::allocate(Meta(wanted & 1u ? sum.shape() : Shape{0}, sum.dtype(), sum.device()));
+  run(op::row_norm_grad, Attrs::of(a), {cast(c.in[0], sum.dtype()), sum, c.in[2], c.in[3]}, {of_sum, out[1], out[2]});
+  if (c.has(4) && wanted & 9u) add_into(of_sum, c.in[4], of_sum);
+  if (wanted & 1u) out[0].copy_(of_sum);
+}
+
 std::span<OpDef* const> norm_ops() {
-  static constexpr OpDef* all[] = {&op::batch_norm, &op::batch_norm_relu, &op::batch_norm_grad, &op::layer_norm, &op::group_norm, &op::rms_norm, &op::row_norm_grad};
+  static constexpr OpDef* all[] = {&op::batch_norm, &op::batch_norm_relu, &op::batch_norm_grad, &op::layer_norm, &op::group_norm, &op::rms_norm, &op::row_norm_grad,
+                                   &op::add_layer_norm, &op::add_layer_norm_grad};
   return all;
 }
 
@@ -607,12 +747,15 @@ Tensors trimmed(Tensors in) {
 }
 Attrs attrs_of(const BatchNormOptions& o) { return Attrs::of(BatchNormAttrs{o.eps, o.momentum, o.training}); }
 
-Tensor over_rows(const OpDef& op, RowNorm kind, const Tensor& x, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
-  HT_CHECK(x.defined(), op.name, ": x is undefined");
+Attrs attrs_of_rows(const OpDef& op, RowNorm kind, const Tensor& x, const Shape& shape, double eps) {
   int rest = shape.rank();
   HT_CHECK(rest >= 1 && rest <= x.rank() && Shape(std::span(x.shape().end() - rest, x.shape().end())) == shape, op.name, ": expected x of last dimensions ", shape,
            ", got ", x.meta());
-  return call(op, trimmed({x, w, b}), Attrs::of(RowNormAttrs{eps, rest, kind}));
+  return Attrs::of(RowNormAttrs{eps, rest, kind});
+}
+Tensor over_rows(const OpDef& op, RowNorm kind, const Tensor& x, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
+  HT_CHECK(x.defined(), op.name, ": x is undefined");
+  return call(op, trimmed({x, w, b}), attrs_of_rows(op, kind, x, shape, eps));
 }
 
 }  // namespace
@@ -633,6 +776,17 @@ Tensor batch_norm_add_relu(const Tensor& x, const Tensor& z, const Tensor& w, co
 
 Tensor layer_norm(const Tensor& x, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
   return over_rows(op::layer_norm, RowNorm::layer, x, shape, w, b, eps);
+}
+AddedNorm add_layer_norm(const Tensor& x, const Tensor& z, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
+  HT_CHECK(x.defined() && z.defined(), "add_layer_norm: x or z is undefined");
+  HT_CHECK(is_floating(x.dtype()) && is_floating(z.dtype()), "add_layer_norm: expected floating dtypes, got x ", x.dtype(), " and z ", z.dtype(), "; cast with to()");
+  Operand operands[] = {x, z};
+  DType t = elementwise::meeting_dtype(op::add_layer_norm, floating_types, {&operands[0], &operands[1]});
+  auto affine = [t](const Tensor& v) { return v.defined() && is_16bit_dtype(v.dtype()) && t == DType::f32 ? cast(v, t) : v; };
+  Tensor branch = is_16bit_dtype(x.dtype()) && t == DType::f32 ? x : cast(x, t), stream = cast(z, t);
+  if (stream.shape() != x.shape()) stream = expand(stream, x.shape());
+  Tensors all = call_all(op::add_layer_norm, trimmed({branch, stream, affine(w), affine(b)}), attrs_of_rows(op::add_layer_norm, RowNorm::layer, x, shape, eps));
+  return {all[0], all[1]};
 }
 Tensor rms_norm(const Tensor& x, const Shape& shape, const Tensor& w, double eps) { return over_rows(op::rms_norm, RowNorm::rms, x, shape, w, {}, eps); }
 Tensor group_norm(const Tensor& x, Size groups, const Tensor& w, const Tensor& b, double eps) {

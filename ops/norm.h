@@ -6,7 +6,7 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef batch_norm, batch_norm_relu, batch_norm_grad, layer_norm, group_norm, rms_norm, row_norm_grad;
+extern HT_API OpDef batch_norm, batch_norm_relu, batch_norm_grad, layer_norm, group_norm, rms_norm, row_norm_grad, add_layer_norm, add_layer_norm_grad;
 }
 
 struct BatchNormOptions {
@@ -27,6 +27,10 @@ HT_API Tensor batch_norm_add_relu(const Tensor& x, const Tensor& z, const Tensor
 
 // Over the last dimensions of x, which have this shape; so have w and b, which may be undefined.
 HT_API Tensor layer_norm(const Tensor& x, const Shape& shape, const Tensor& w = {}, const Tensor& b = {}, double eps = 1e-5);
+// sum = x + z, as a residual connection ends, and y = layer_norm(sum), with which the next branch begins: one pass over them, and one over
+// their gradients. z is broadcast to x's shape. sum has the dtype in which x and z meet, y has x's: beside a sum in f32 a branch stays in 16 bits.
+struct AddedNorm { Tensor y, sum; };
+HT_API AddedNorm add_layer_norm(const Tensor& x, const Tensor& z, const Shape& shape, const Tensor& w = {}, const Tensor& b = {}, double eps = 1e-5);
 // x / sqrt(mean(x^2) + eps) * w, over the same.
 HT_API Tensor rms_norm(const Tensor& x, const Shape& shape, const Tensor& w = {}, double eps = 1e-6);
 // Over groups of channels of each image of x [n, channels, ...]; w and b [channels].
@@ -37,7 +41,7 @@ HT_API Tensor instance_norm(const Tensor& x, const Tensor& w = {}, const Tensor&
 // ---- the operators' attributes. Their last output, for the tape, is [3, statistics] in f32 (f64): the mean, what of it did
 // not fit, and 1 / sqrt(var + eps). batch_norm_relu adds the bits of its result, for images that lie with their channels last.
 
-// Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b, and of batch_norm_relu 3: what is added before the relu.
+// Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b, and of batch_norm_relu and add_layer_norm 3: what is added.
 // The others are empty.
 struct BatchNormAttrs {
   double eps = 1e-5, momentum = 0.1;
@@ -62,5 +66,9 @@ struct NormRows {
 };
 HT_API Planes norm_planes(const Shape& x);
 HT_API NormRows norm_rows(const RowNormAttrs& a, const Shape& x);
+
+// The kernels of add_layer_norm and of its gradient, by the operators that they are made of.
+HT_API void add_layer_norm_by_parts(const Call& c, std::span<Tensor> out);
+HT_API void add_layer_norm_grad_by_parts(const Call& c, std::span<Tensor> out);
 
 }  // namespace halftone

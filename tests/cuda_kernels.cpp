@@ -154,7 +154,7 @@ const std::set<std::string_view> sums = {
     "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error", "attention",
     "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
-    "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "avg_pool",
+    "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "add_layer_norm", "add_layer_norm_grad", "avg_pool",
     "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad", "lstm_step",
     "lstm_step_grad", "gru_step", "gru_step_grad"};
 
@@ -692,6 +692,42 @@ TEST_CASE("convolutions of the shapes that networks have") {
       both({x, g}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1], {ws[2], ws[3]}, o); });
       both({x, g.permute({0, 2, 3, 1}).clone()}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1].permute({0, 3, 1, 2}), {ws[2], ws[3]}, o); });
     }
+}
+
+TEST_CASE("a sum and its layer norm, of the shapes that networks have") {
+  NEEDS_CUDA();
+  for (DType t : floating_dtypes)
+    for (bool wide : {false, true})
+      for (auto& shape : {Shape{3, 128}, Shape{301, 256}, Shape{2000, 768}, Shape{67, 1024}, Shape{9, 1600}, Shape{5, 2048}, Shape{6, 4096}, Shape{3, 6144}, Shape{40, 1001}})
+        for (int without : {0, 1, 2}) {  // 1: weights; 2: a gradient of the sum
+          const DType of_weight = t == DType::f64 ? t : DType::f32, of_sum = wide ? of_weight : t;
+          INFO(str(shape) << ' ' << name(t) << ", sum " << name(of_sum) << ", without " << without);
+          const Tensor x = drawn(40, shape, t), z = drawn(41, shape, of_sum, -3, 5), g = drawn(42, shape, of_weight), w = drawn(43, {shape[1]}, of_weight, .5, 2),
+                       b = drawn(44, {shape[1]}, of_weight);
+          auto on = [&](Device d) {
+            auto leaf = [&](const Tensor& v) { return v.to(d).detach().requires_grad_(); };
+            std::vector<Tensor> in{leaf(x), leaf(z)};
+            if (without != 1) in.insert(in.end(), {leaf(w), leaf(b)});
+            auto [y, h] = add_layer_norm(in[0], in[1], {shape[1]}, without != 1 ? in[2] : Tensor(), without != 1 ? in[3] : Tensor());
+            Tensor loss = sum(y.to(of_weight) * g.to(d));
+            if (without != 2) loss = loss + sum(h.to(of_weight) * g.to(d) * .25);
+            auto all = grad({loss}, in);
+            all.push_back(y.detach());
+            all.push_back(h.detach());
+            return all;
+          };
+          auto host = on(Device::cpu()), device = on(gpu), again = on(gpu);
+          for (size_t i = 0; i < host.size(); ++i) {
+            INFO("result " << i);
+            // Sums of weights' gradients have as many terms as there are rows. Parts round to 16 bits what one kernel keeps.
+            const bool of_rows = host[i].rank() == 1;
+            Bound bound{.ulps = 4, .absolute = (t == DType::f64 ? 4096 : 64) * epsilon(of_weight)};
+            if (of_rows) bound.absolute = 16 * epsilon(of_weight) * static_cast<double>(shape[0]);
+            else if (i < 2 && is_16bit_dtype(t)) bound.absolute += 4 * epsilon(t);
+            check_same(host[i], device[i], bound);
+            check_same(device[i].cpu(), again[i]);
+          }
+        }
 }
 
 TEST_CASE("normalisation of the shapes that networks have") {

@@ -104,6 +104,60 @@ TEST_CASE("batch norm adds before the relu, and rounds once") {
   }
 }
 
+TEST_CASE("a sum and its layer norm are those of the operators by themselves") {
+  Random random{3};
+  for (DType t : floats)
+    for (DType of_z : {t, wide(t)}) {
+      INFO(str(t) << " to " << str(of_z));
+      Tensor w = random.tensor({33}, wide(t)), b = random.tensor({33}, wide(t)), g = random.tensor({7, 4, 33}, wide(t));
+      for (Shape shape : {Shape{7, 4, 33}, Shape{4, 33}, Shape{33}}) {
+        Tensor u = random.tensor({7, 4, 33}, t), v = random.tensor(shape, of_z);
+        for (int used : {1, 2, 3}) {  // bit 0: y, bit 1: the sum
+          INFO("z " << str(shape) << ", used " << used);
+          auto gradients = [&](auto f) {
+            Tensors leaves{u.detach().requires_grad_(), v.detach().requires_grad_(), w.detach().requires_grad_(), b.detach().requires_grad_()};
+            AddedNorm all = f(leaves[0], leaves[1], leaves[2], leaves[3]);
+            Tensor loss;
+            if (used & 1) loss = sum(all.y.to(wide(t)) * g);
+            if (used & 2) loss = loss.defined() ? loss + sum(all.sum.to(wide(t)) * g * .5) : sum(all.sum.to(wide(t)) * g * .5);
+            auto of = grad({loss}, {leaves.begin(), leaves.end()}, {.allow_unused = true});
+            of.push_back(all.y.detach());
+            of.push_back(all.sum.detach());
+            return of;
+          };
+          auto together = gradients([](auto& x, auto& z, auto& weight, auto& bias) { return add_layer_norm(x, z, {33}, weight, bias, .1); });
+          auto apart = gradients([t](auto& x, auto& z, auto& weight, auto& bias) {
+            Tensor h = x + z;
+            return AddedNorm{layer_norm(h, {33}, weight, bias, .1).to(t), h};
+          });
+          for (size_t i = 0; i < apart.size(); ++i) {
+            INFO("result " << i);
+            REQUIRE(together[i].defined() == apart[i].defined());
+            if (!apart[i].defined()) continue;
+            CHECK(together[i].dtype() == apart[i].dtype());
+            check(together[i], apart[i].to_vector<double>(), 28);
+          }
+        }
+      }
+    }
+}
+
+TEST_CASE("a sum and its layer norm under autocast") {
+  Tensor x = ones({2, 8}), z = ones({8});
+  Tensor bits = arange(16, {.dtype = DType::f32}).view({2, 8});
+  amp::Autocast region({.dtype = DType::bf16});
+  nn::LayerNorm norm(8);
+  nn::Linear branch(8, 8), next(8, 8);
+  auto [y, h] = norm.add(branch(bits), z);
+  CHECK(y.dtype() == DType::bf16);
+  CHECK(h.dtype() == DType::f32);
+  CHECK(next(y).dtype() == DType::bf16);
+  auto [plain, total] = norm.add(x, z);
+  CHECK((plain.dtype() == DType::f32 && total.dtype() == DType::f32));
+  amp::Autocast strict({.strict = true});
+  CHECK_THROWS_WITH(norm.add(branch(bits), z), Catch::Contains("add_layer_norm: runs in f32 inside a strict bf16 region because an input [8] (f32) is f32"));
+}
+
 TEST_CASE("batch norm of the reference numbers") {
   for (DType t : floats) {
     Tensor mean = zeros({1}, {.dtype = wide(t)}), var = ones({1}, {.dtype = wide(t)});
@@ -267,6 +321,10 @@ TEST_CASE("errors of normalisations") {
   TEXT(batch_norm_relu(none, none, none, none, none), "batch_norm_relu: x is undefined");
   TEXT(batch_norm_add_relu(f({2, 3}), none, none, none, none, none), "batch_norm_add_relu: x or z is undefined");
   TEXT(batch_norm_add_relu(f({2, 3}), f({2, 4}), none, none, none, none), "batch_norm_relu: expected z like x, [2, 3] (f32), got [2, 4] (f32)");
+  TEXT(add_layer_norm(f({2, 3}), none, {3}), "add_layer_norm: x or z is undefined");
+  TEXT(add_layer_norm(f({2, 3}), i64({2, 3}), {3}), "add_layer_norm: expected floating dtypes, got x f32 and z i64; cast with to()");
+  TEXT(add_layer_norm(f({2, 3}), f({2, 3}), {2}), "add_layer_norm: expected x of last dimensions [2], got [2, 3] (f32)");
+  TEXT(add_layer_norm(f({2, 3}), f({2, 3}), {3}, f({2})), "add_layer_norm: expected weight [3] (f32), got [2] (f32)");
   TEXT(layer_norm(none, {3}), "layer_norm: x is undefined");
   TEXT(layer_norm(f({2, 3}), {2}), "layer_norm: expected x of last dimensions [2], got [2, 3] (f32)");
   TEXT(layer_norm(f({3}), {2, 3}), "layer_norm: expected x of last dimensions [2, 3], got [3] (f32)");
