@@ -1,5 +1,6 @@
 // cast, clone, copy, fill and where on CUDA. Copies that keep the dtype move bits, so that one kernel serves every
-// dtype of a size; a copy that swaps the contiguous dimension goes through tiles in shared memory.
+// dtype of a size; a copy that swaps the contiguous dimension goes through shared memory: by tiles, or, where one of the two is
+// short, as windows of weights and channels of images are, by all of that and some of the other.
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/elementwise.cuh"
 #include "halftone/ops/copy.h"
@@ -63,6 +64,61 @@ std::optional<Transpose> as_transpose(const Rows<2>& rows) {
   return {};
 }
 
+// ---- the same where one dimension is short: on one side its `few` elements lie together, [b, j, few]; on the other they are lines, [b, few, j]
+
+struct Interleave {
+  int64_t batches, length;  // length: of j
+  int few;
+  bool gathers;             // y has them together, else x
+  int64_t y_batch, x_batch, line;
+};
+inline constexpr int most_few = 16, few_threads = 128;
+
+template <class Y, class X> __global__ void __launch_bounds__(few_threads) interleave_kernel(Y* y, const X* x, const Interleave t) {
+  wait_for_previous();
+  __shared__ X memory[few_threads * most_few];
+  const int64_t runs = (t.length + few_threads - 1) / few_threads;
+  const int k = static_cast<int>(threadIdx.x);
+  for (int64_t n = blockIdx.x; n < t.batches * runs; n += gridDim.x) {
+    const int64_t b = n / runs, first = n % runs * few_threads;
+    const int live = static_cast<int>(min(int64_t{few_threads}, t.length - first)), count = live * t.few;
+    const X* from = x + b * t.x_batch + (t.gathers ? first : first * t.few);
+    Y* into = y + b * t.y_batch + (t.gathers ? first * t.few : first);
+    if (!t.gathers) for (int i = k; i < count; i += few_threads) memory[i] = from[i];
+    else if (k < live) for (int i = 0; i < t.few; ++i) memory[k * t.few + i] = from[i * t.line + k];
+    __syncthreads();
+    if (t.gathers) for (int i = k; i < count; i += few_threads) into[i] = to<Y, true>(memory[i]);
+    else if (k < live) for (int i = 0; i < t.few; ++i) into[i * t.line + k] = to<Y, true>(memory[k * t.few + i]);
+    __syncthreads();
+  }
+}
+
+std::optional<Interleave> as_interleave(const Rows<2>& rows) {
+  const Shape& s = rows.shape;
+  const auto& [y, x] = rows.strides;
+  const size_t last = s.size() - 1;
+  if (s.rank() < 2 || s.rank() > 3 || y[last] != 1 || x[last] == 1) return {};
+  for (size_t i = 0; i < last; ++i) {
+    if (x[i] != 1) continue;
+    const bool gathers = s[last] <= most_few && y[i] == s[last], scatters = s[i] <= most_few && x[last] == s[i];
+    const int64_t length = gathers ? s[i] : s[last];
+    if ((!gathers && !scatters) || length < tile / 2) continue;
+    const size_t b = 1 - i;  // when there are three dimensions
+    const bool batched = s.rank() == 3;
+    return Interleave{batched ? s[b] : 1, length, static_cast<int>(gathers ? s[last] : s[i]), gathers, batched ? y[b] : 0, batched ? x[b] : 0,
+                      gathers ? x[last] : y[i]};
+  }
+  return {};
+}
+// False: the tensors do not lie so.
+template <class Y, class X> bool interleave(const char* name, const Tensor& from, const Tensor& into) {
+  auto t = as_interleave(rows_in_memory_order<2>(from.shape(), {into.strides(), from.strides()}));
+  if (!t) return false;
+  launch(name, interleave_kernel<Y, X>, std::min<int64_t>(t->batches * ceil_div(t->length, few_threads), int64_t{64} * sm_count()), few_threads,
+         static_cast<Y*>(into.raw_data()), static_cast<const X*>(from.raw_data()), *t);
+  return true;
+}
+
 void copy_bits(const char* name, const Tensor& from, const Tensor& into) {
   if (from.numel() == 0) return;
   visit_bits(from.dtype(), [&]<class U>(Type<U>) {
@@ -72,6 +128,7 @@ void copy_bits(const char* name, const Tensor& from, const Tensor& into) {
              static_cast<U*>(into.raw_data()), static_cast<const U*>(from.raw_data()), *t);
       return;
     }
+    if (interleave<U, U>(name, from, into)) return;
     map<U, U>(name, Convert<U, U>{}, from.shape(), {place(into), place(from)});
   });
 }
@@ -80,6 +137,8 @@ void convert(const char* name, const Tensor& from, const Tensor& into) {
   if (from.dtype() == into.dtype()) return copy_bits(name, from, into);
   visit(from.dtype(), [&]<class From>(Type<From>) {
     visit(into.dtype(), [&]<class To>(Type<To>) {
+      if constexpr (is_16bit<From> && std::same_as<To, float>)  // gradients of convolutions' weights
+        if (interleave<To, From>(name, from, into)) return;
       if constexpr (!std::same_as<From, To>)
         map<To, From>(name, Convert<From, To>{}, from.shape(), {place(into), place(from)});
     });

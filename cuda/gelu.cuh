@@ -22,7 +22,8 @@ template <class T> requires is_16bit<T> struct UnaryElement<unary::GeluTanh, T, 
 };
 template <class T> requires is_16bit<T> struct BinaryElement<binary::Slope<unary::GeluTanh>, T, T> {
   __device__ T operator()(T v, T g) const {
-    constexpr float linear = static_cast<float>(unary::GeluTanh::linear), cubic = static_cast<float>(unary::GeluTanh::linear * unary::GeluTanh::cubic);
+    constexpr float linear = static_cast<float>(unary::GeluTanh::linear);
+    constexpr float cubic = static_cast<float>(unary::GeluTanh::linear * unary::GeluTanh::cubic);
     const float x = to<float>(v), c = x < -16 ? -16.f : x > 16 ? 16.f : x, square = c * c, s = quick_logistic(c * (square * cubic + linear));
     return to<T>(to<float>(g) * (s + c * (s * (1 - s)) * (square * (3 * cubic) + linear)));
   }

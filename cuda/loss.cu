@@ -12,7 +12,8 @@ namespace {
 
 using reduce::Amax;
 
-// e to the x <= 0. Of 16-bit logits by the hardware, which errs by (2 + 1.2 |x|) 2^-23 of it: least where it counts in a sum, and lost in a rounded gradient.
+// e to the x <= 0. Of 16-bit logits by the hardware, which errs by (2 + 1.2 |x|) 2^-23 of it: least where it counts in a sum, and lost in a
+// gradient that is rounded.
 template <class T> __device__ compute_t<T> exponential(compute_t<T> x) {
   if constexpr (is_16bit<T>) return __expf(x);
   else return ::exp(x);

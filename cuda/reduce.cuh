@@ -140,19 +140,28 @@ __global__ void __launch_bounds__(reduce_threads)
   }
 }
 
+// `across` outputs side by side for a block, a power of two, so that their parts are read in whole sectors.
 template <class R>
 __global__ void __launch_bounds__(reduce_threads)
     merge_splits(const R r, const typename R::State* parts, const int64_t outputs, const int64_t splits,
-                 const int64_t count, const int width, typename R::Result* y) {
+                 const int64_t count, const int across, typename R::Result* y) {
   wait_for_previous();
-  const Group group(width);
-  for (int64_t base = group.first(); base < outputs; base += group.step()) {
-    const int64_t o = base + group.number;
-    auto s = R::none();
+  using State = typename R::State;
+  __shared__ State memory[reduce_threads];
+  const int t = static_cast<int>(threadIdx.x), tx = t % across, ty = t / across, down = reduce_threads / across;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * across; first < outputs; first += static_cast<int64_t>(gridDim.x) * across) {
+    const int64_t o = first + tx;
+    State s = R::none();
     if (o < outputs)
-      for (int64_t i = group.lane; i < splits; i += width) s = R::merge(s, parts[i * outputs + o]);
-    s = group.combine(s, R::none(), R::merge);
-    if (o < outputs && group.lane == 0) y[o] = r.finish(s, count, o);
+#pragma unroll 4
+      for (int64_t i = ty; i < splits; i += down) s = R::merge(s, parts[i * outputs + o]);
+    memory[t] = s;
+    for (int half = down / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (ty < half) memory[t] = R::merge(memory[t], memory[t + half * across]);
+    }
+    if (ty == 0 && o < outputs) y[o] = r.finish(memory[t], count, o);
+    __syncthreads();
   }
 }
 
@@ -212,9 +221,9 @@ void reduce(const char* name, const R& r, const Tensor& tensor, uint32_t dims, t
   auto parts = [&] { return g.splits > 1 ? static_cast<size_t>(g.splits * outputs) * sizeof(State) : 0; };
   auto merge = [&](const Scratch& memory) {
     if (g.splits == 1) return;
-    int width = outputs >= 1024 ? 1 : outputs >= 64 ? warp_size : group_width(g.splits, reduce_threads);
-    launch(name, merge_splits<R>, grid(ceil_div(outputs * width, reduce_threads)), reduce_threads, r,
-           memory.as<const State>(), outputs, g.splits, g.count, width, y);
+    const int across = outputs >= 8 ? 8 : 1;
+    launch(name, merge_splits<R>, grid(ceil_div(outputs, across)), reduce_threads, r, memory.as<const State>(), outputs,
+           g.splits, g.count, across, y);
   };
 
   if (d.columns()) {

@@ -2,6 +2,7 @@
 #include "halftone/ops/copy.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -300,6 +301,11 @@ template <class Op> Tensor& update(Tensor& x, const Operand& other) {
   auto n = other.is_tensor() ? binary::Number{} : binary::Number{other.scalar(), binary::Number::At::right};
   return update(x, binary::def<Op>, elementwise::types_of<Op>(), {&self, &other}, binary::attrs_with<Op>(n));
 }
+// Whole numbers stay so beside i64, which would else go by way of f32.
+Operand number_for(const Tensor& x, double value) {
+  bool whole = x.dtype() == DType::i64 && std::trunc(value) == value && std::abs(value) < 0x1p62;
+  return whole ? Operand(static_cast<int64_t>(value)) : Operand(value);
+}
 template <class Op> Tensor& update(Tensor& x, const Operand& b, const Operand& c, const Op& op) {
   Operand self(x);
   return update(x, ternary::def<Op>, elementwise::types_of<Op>(), {&self, &b, &c}, Attrs::of(ternary::Given<Op>{op, ternary::numbers_of(b, c)}));
@@ -310,9 +316,9 @@ template <class Op> Tensor& update(Tensor& x, const Operand& b, const Operand& c
 Tensor& Tensor::add_(const Tensor& other, double alpha) {
   return alpha == 1 ? update<binary::Add>(*this, other) : update(*this, other, 1, ternary::Addcmul{alpha});
 }
-Tensor& Tensor::add_(double value) { return update<binary::Add>(*this, value); }
+Tensor& Tensor::add_(double value) { return update<binary::Add>(*this, number_for(*this, value)); }
 Tensor& Tensor::mul_(const Tensor& other) { return update<binary::Mul>(*this, other); }
-Tensor& Tensor::mul_(double value) { return update<binary::Mul>(*this, value); }
+Tensor& Tensor::mul_(double value) { return update<binary::Mul>(*this, number_for(*this, value)); }
 Tensor& Tensor::lerp_(const Tensor& other, double weight) { return update(*this, other, weight, ternary::Lerp{}); }
 
 }  // namespace halftone

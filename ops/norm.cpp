@@ -341,13 +341,20 @@ uint32_t wanted(const Rule& r) {
   return bits;
 }
 
+// The gradients that `wanted` names, those of weight and bias, inputs `affine` and the next, straight into their leaves' buffers.
+Tensors written(const Rule& r, const OpDef& op, Tensors in, const Attrs& attrs, uint32_t wanted, size_t affine = 1) {
+  Tensors into(wanted & 8u ? 4 : 3);
+  for (size_t k : {1, 2}) if (wanted >> k & 1u) into[k] = r.destination(affine + k - 1);
+  return call_all_into(op, std::move(in), attrs, std::move(into));
+}
+
 // Gradients of x, w, b, and none for what follows. With a result of relu, `relued`, or its bits, from the gradient of that.
 Tensors fused(const Rule& r, const OpDef& op, const Attrs& attrs, uint32_t wanted, const Tensor& relued = {}) {
   Tensors grads(r.size());
   if (wanted == 0) return grads;
   Tensors in{r.grad(), r.in(0), r.size() > 1 ? r.in(1) : Tensor(), r.out(1)};
   if (relued.defined()) in.push_back(relued);
-  Tensors all = call_all(op, std::move(in), attrs);
+  Tensors all = written(r, op, std::move(in), attrs, wanted);
   for (size_t i = 0; i < 3; ++i) if (wanted >> i & 1u) grads[i] = all[i];
   if (wanted & 8u) grads[5] = all[3];
   return grads;
@@ -387,7 +394,8 @@ Tensors fused_batch_norm(const Rule& r, const Tensor& relued = {}) {
 }
 
 // Those of x, weight and bias from that of the result, for each of which a Meta is given.
-Tensors row_norm_gradients(const RowNormAttrs& a, const Tensor& argument, const Tensor& weight, const Tensor& gradient, std::array<const Meta*, 3> of) {
+Tensors row_norm_gradients(const RowNormAttrs& a, const Tensor& argument, const Tensor& weight, const Tensor& gradient,
+                           std::array<const Meta*, 3> of) {
   const Meta& meta = argument.meta();
   NormRows q = norm_rows(a, meta.shape);
   DType t = wide(meta.dtype);
@@ -415,7 +423,8 @@ Tensors row_norm_gradients(const RowNormAttrs& a, const Tensor& argument, const 
 const Meta* needed(const Rule& r, size_t i) { return i < r.size() && r.needs(i) ? &r.in_meta(i) : nullptr; }
 
 Tensors composed_row_norm(const Rule& r) {
-  Tensors grads = row_norm_gradients(r.as<RowNormAttrs>(), r.in(0), r.size() > 1 ? r.in(1) : Tensor(), r.grad(), {needed(r, 0), needed(r, 1), needed(r, 2)});
+  Tensor w = r.size() > 1 ? r.in(1) : Tensor();
+  Tensors grads = row_norm_gradients(r.as<RowNormAttrs>(), r.in(0), w, r.grad(), {needed(r, 0), needed(r, 1), needed(r, 2)});
   grads.resize(r.size());
   return grads;
 }
@@ -432,7 +441,8 @@ Tensors composed_add_layer_norm(const Rule& r) {
   Tensor g = r.grad(1);
   if (r.grad(0).defined()) {
     const Meta* of_sum = r.needs(0) || r.needs(1) ? &r.in_meta(1) : nullptr;
-    auto all = row_norm_gradients(r.as<RowNormAttrs>(), r.out(1), r.size() > 2 ? r.in(2) : Tensor(), r.grad(0), {of_sum, needed(r, 2), needed(r, 3)});
+    Tensor w = r.size() > 2 ? r.in(2) : Tensor();
+    auto all = row_norm_gradients(r.as<RowNormAttrs>(), r.out(1), w, r.grad(0), {of_sum, needed(r, 2), needed(r, 3)});
     if (of_sum) g = g.defined() ? g + all[0] : all[0];
     for (size_t i = 2; i < r.size(); ++i) grads[i] = all[i - 1];
   }
@@ -452,7 +462,8 @@ Tensors fused_add_layer_norm(const Rule& r) {
   if (r.needs(0) && !alike) a.wanted |= 1u;
   for (size_t i = 2; i < r.size(); ++i) if (r.needs(i)) a.wanted |= 1u << (i - 1);
   if (a.wanted == 0) return grads;
-  Tensors all = call_all(op::add_layer_norm_grad, {r.grad(0), r.out(1), r.size() > 2 ? r.in(2) : Tensor(), r.out(2), r.grad(1)}, Attrs::of(a));
+  Tensors in{r.grad(0), r.out(1), r.size() > 2 ? r.in(2) : Tensor(), r.out(2), r.grad(1)};
+  Tensors all = written(r, op::add_layer_norm_grad, std::move(in), Attrs::of(a), a.wanted, 2);
   for (size_t i = 0; i < r.size(); ++i)
     if (r.needs(i)) grads[i] = all[i == 1 || (i == 0 && alike) ? 3 : i == 0 ? 0 : i - 1];
   return grads;
@@ -668,20 +679,23 @@ constinit OpDef add_layer_norm = {
 
 // in: g, the sum, w, statistics, and perhaps the sum's own gradient; out: the gradients of x, w, b and z.
 constinit OpDef add_layer_norm_grad = {
-    .name = "add_layer_norm_grad", .doc = "the gradients of add_layer_norm over x, weight, bias and z, from its sum, statistics and the sum's gradient", .cast = Cast::keep,
+    .name = "add_layer_norm_grad",
+    .doc = "the gradients of add_layer_norm over x, weight, bias and z, from its sum, statistics and the sum's gradient", .cast = Cast::keep,
     .infer = [](const Call& c) -> Metas {
       auto a = c.as<RowNormAttrs>();
       const Meta &g = c.in[0].meta(), &sum = c.in[1].meta();
       HT_CHECK(sum.shape.rank() >= a.rest, "add_layer_norm_grad: expected a sum of more dimensions, got ", sum);
       Metas grads = gradient_metas(c, a.wanted, norm_rows(a, sum.shape).rows, Shape(std::span(sum.shape.end() - a.rest, sum.shape.end())));
-      HT_CHECK(!c.has(4) || (c.in[4].shape() == sum.shape && c.in[4].dtype() == sum.dtype), "add_layer_norm_grad: expected a gradient like the sum, ", sum, ", got ", c.in[4].meta());
+      HT_CHECK(!c.has(4) || (c.in[4].shape() == sum.shape && c.in[4].dtype() == sum.dtype), "add_layer_norm_grad: expected a gradient like the sum, ",
+               sum, ", got ", c.in[4].meta());
       grads[0].dtype = g.dtype;
-      grads.push_back(Meta(a.wanted & 8u ? sum.shape : Shape{0}, sum.dtype, sum.device));
+      if (a.wanted & 8u) grads.push_back(Meta(sum.shape, sum.dtype, sum.device));
       return grads;
     },
     .dtypes = {floating_types, floating_types},
     .samples = [] {
-      auto all = gradient_samples<RowNormAttrs>(row_norm_samples(RowNorm::layer), [](const Shape& x, const Attrs& a) { return norm_rows(a.as<RowNormAttrs>(), x).rows; });
+      auto statistics = [](const Shape& x, const Attrs& a) { return norm_rows(a.as<RowNormAttrs>(), x).rows; };
+      auto all = gradient_samples<RowNormAttrs>(row_norm_samples(RowNorm::layer), statistics);
       for (size_t k = 0; k < all.size(); ++k) {
         SampleInput upper = all[k].in[0];
         upper.present = k % 3 != 0;
@@ -707,7 +721,9 @@ void run(const OpDef& op, const Attrs& attrs, Tensors in, Tensors out) {
   Kernel kernel = op.kernel[static_cast<size_t>(in[0].device().type)];
   kernel(Call{.op = &op, .in = std::move(in), .attrs = attrs, .out = {}}, out);
 }
-void add_into(const Tensor& a, const Tensor& b, const Tensor& sum) { call_into(binary::def<binary::Add>, {a, b}, binary::attrs_with<binary::Add>({}), sum); }
+void add_into(const Tensor& a, const Tensor& b, const Tensor& sum) {
+  call_into(binary::def<binary::Add>, {a, b}, binary::attrs_with<binary::Add>({}), sum);
+}
 
 }  // namespace
 
@@ -779,13 +795,15 @@ Tensor layer_norm(const Tensor& x, const Shape& shape, const Tensor& w, const Te
 }
 AddedNorm add_layer_norm(const Tensor& x, const Tensor& z, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {
   HT_CHECK(x.defined() && z.defined(), "add_layer_norm: x or z is undefined");
-  HT_CHECK(is_floating(x.dtype()) && is_floating(z.dtype()), "add_layer_norm: expected floating dtypes, got x ", x.dtype(), " and z ", z.dtype(), "; cast with to()");
+  HT_CHECK(is_floating(x.dtype()) && is_floating(z.dtype()), "add_layer_norm: expected floating dtypes, got x ", x.dtype(), " and z ", z.dtype(),
+           "; cast with to()");
   Operand operands[] = {x, z};
   DType t = elementwise::meeting_dtype(op::add_layer_norm, floating_types, {&operands[0], &operands[1]});
   auto affine = [t](const Tensor& v) { return v.defined() && is_16bit_dtype(v.dtype()) && t == DType::f32 ? cast(v, t) : v; };
   Tensor branch = is_16bit_dtype(x.dtype()) && t == DType::f32 ? x : cast(x, t), stream = cast(z, t);
   if (stream.shape() != x.shape()) stream = expand(stream, x.shape());
-  Tensors all = call_all(op::add_layer_norm, trimmed({branch, stream, affine(w), affine(b)}), attrs_of_rows(op::add_layer_norm, RowNorm::layer, x, shape, eps));
+  const Attrs attrs = attrs_of_rows(op::add_layer_norm, RowNorm::layer, x, shape, eps);
+  Tensors all = call_all(op::add_layer_norm, trimmed({branch, stream, affine(w), affine(b)}), attrs);
   return {all[0], all[1]};
 }
 Tensor rms_norm(const Tensor& x, const Shape& shape, const Tensor& w, double eps) { return over_rows(op::rms_norm, RowNorm::rms, x, shape, w, {}, eps); }

@@ -154,7 +154,8 @@ const std::set<std::string_view> sums = {
     "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error", "attention",
     "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
-    "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "add_layer_norm", "add_layer_norm_grad", "avg_pool",
+    "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
+    "add_layer_norm", "add_layer_norm_grad", "avg_pool",
     "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad", "lstm_step",
     "lstm_step_grad", "gru_step", "gru_step_grad"};
 
@@ -334,11 +335,16 @@ TEST_CASE("copies that transpose") {
   for (DType t : {DType::u8, DType::f16, DType::f32, DType::f64})
     for (auto& [shape, order] : std::vector<std::pair<Shape, Shape>>{
          {{70, 133}, {1, 0}}, {{3, 65, 40}, {0, 2, 1}}, {{65, 3, 40}, {1, 2, 0}}, {{33, 20, 35}, {2, 0, 1}},
-         {{2, 3, 17, 19}, {0, 2, 3, 1}}, {{1, 64, 64}, {0, 2, 1}}}) {
+         {{2, 3, 17, 19}, {0, 2, 3, 1}}, {{1, 64, 64}, {0, 2, 1}}, {{64, 33, 3, 3}, {0, 2, 3, 1}}, {{64, 3, 3, 33}, {0, 3, 1, 2}},
+         {{5, 130, 7}, {0, 2, 1}}, {{5, 7, 130}, {0, 2, 1}}, {{300, 9}, {1, 0}}, {{9, 300}, {1, 0}}, {{2, 16, 15}, {0, 2, 1}}}) {
       INFO(name(t) << ' ' << str(shape));
       compare(drawn(5, shape, t), {}, [&](const Tensor& x) { return x.permute(order).clone(); });
       compare(drawn(5, shape, t), {}, [&](const Tensor& x) {
         Tensor y = zeros(x.permute(order).shape(), x.options());
+        return y.copy_(x.permute(order));
+      });
+      compare(drawn(5, shape, t), {}, [&](const Tensor& x) {
+        Tensor y = zeros(x.permute(order).shape(), {.dtype = t == DType::f64 ? t : DType::f32, .device = x.device()});
         return y.copy_(x.permute(order));
       });
     }
@@ -698,12 +704,13 @@ TEST_CASE("a sum and its layer norm, of the shapes that networks have") {
   NEEDS_CUDA();
   for (DType t : floating_dtypes)
     for (bool wide : {false, true})
-      for (auto& shape : {Shape{3, 128}, Shape{301, 256}, Shape{2000, 768}, Shape{67, 1024}, Shape{9, 1600}, Shape{5, 2048}, Shape{6, 4096}, Shape{3, 6144}, Shape{40, 1001}})
+      for (auto& shape : {Shape{3, 128}, Shape{301, 256}, Shape{2000, 768}, Shape{67, 1024}, Shape{9, 1600}, Shape{5, 2048}, Shape{6, 4096},
+                          Shape{3, 6144}, Shape{40, 1001}})
         for (int without : {0, 1, 2}) {  // 1: weights; 2: a gradient of the sum
           const DType of_weight = t == DType::f64 ? t : DType::f32, of_sum = wide ? of_weight : t;
           INFO(str(shape) << ' ' << name(t) << ", sum " << name(of_sum) << ", without " << without);
-          const Tensor x = drawn(40, shape, t), z = drawn(41, shape, of_sum, -3, 5), g = drawn(42, shape, of_weight), w = drawn(43, {shape[1]}, of_weight, .5, 2),
-                       b = drawn(44, {shape[1]}, of_weight);
+          const Tensor x = drawn(40, shape, t), z = drawn(41, shape, of_sum, -3, 5), g = drawn(42, shape, of_weight);
+          const Tensor w = drawn(43, {shape[1]}, of_weight, .5, 2), b = drawn(44, {shape[1]}, of_weight);
           auto on = [&](Device d) {
             auto leaf = [&](const Tensor& v) { return v.to(d).detach().requires_grad_(); };
             std::vector<Tensor> in{leaf(x), leaf(z)};

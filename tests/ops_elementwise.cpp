@@ -385,6 +385,12 @@ TEST_CASE("operators write in place without a copy") {
   CHECK_THROWS_WITH(ones({3}).add_(ones({2, 3})), Catch::Contains("cannot broadcast"));
 }
 
+TEST_CASE("a counter in i64 counts on where f32 would not") {
+  Tensor n = full({}, int64_t{1} << 24, {.dtype = DType::i64});
+  CHECK(n.add_(1).item<int64_t>() == (1 << 24) + 1);
+  CHECK(n.mul_(3).item<int64_t>() == 3 * ((1 << 24) + 1));
+}
+
 TEST_CASE("0-d CPU tensors meet tensors of any device") {
   if (devices(DeviceType::cuda).empty()) HT_SKIP("no CUDA device");
   Tensor x = tensor({1.f, -2.f}).to(Device::cuda()), mask = gt(x, 0);

@@ -155,7 +155,8 @@ TEST_CASE("a sum and its layer norm under autocast") {
   auto [plain, total] = norm.add(x, z);
   CHECK((plain.dtype() == DType::f32 && total.dtype() == DType::f32));
   amp::Autocast strict({.strict = true});
-  CHECK_THROWS_WITH(norm.add(branch(bits), z), Catch::Contains("add_layer_norm: runs in f32 inside a strict bf16 region because an input [8] (f32) is f32"));
+  CHECK_THROWS_WITH(norm.add(branch(bits), z),
+                    Catch::Contains("add_layer_norm: runs in f32 inside a strict bf16 region because an input [8] (f32) is f32"));
 }
 
 TEST_CASE("batch norm of the reference numbers") {
