@@ -118,9 +118,10 @@ const Policy& default_policy() {
 Policy& Policy::set(std::string_view op, Cast cast) {
   const OpDef* def = find_op(op);
   HT_CHECK(def, "Policy::set: there is no operator named '", op, "'");
-  HT_CHECK(cast != Cast::unset && cast <= Cast::banned, "Policy::set: expected a policy for '", op, "', got ", cast == Cast::unset ? "Cast::unset" : std::to_string(static_cast<int>(cast)));
-  HT_CHECK(cast == Cast::keep || !is_untouched(*def), "Policy::set: '", op, "' is an operator that autocast does not touch, as it is a view, copies or casts, or updates what it is given; "
-           "only Cast::keep is possible");
+  HT_CHECK(cast != Cast::unset && cast <= Cast::banned, "Policy::set: expected a policy for '", op, "', got ",
+           cast == Cast::unset ? "Cast::unset" : std::to_string(static_cast<int>(cast)));
+  HT_CHECK(cast == Cast::keep || !is_untouched(*def), "Policy::set: '", op, "' is an operator that autocast does not touch, as it is a view, "
+           "copies or casts, or updates what it is given; only Cast::keep is possible");
   overrides_[def] = cast;
   return *this;
 }

@@ -165,7 +165,8 @@ std::ostream& operator<<(std::ostream& os, const Overflow& o) {
   return os << '\n';
 }
 
-std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters, const std::vector<std::pair<std::string, Tensor>>& buffers) {
+std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters,
+                                    const std::vector<std::pair<std::string, Tensor>>& buffers) {
   std::vector<std::string> names;
   for (auto& [name, p] : parameters) if (oddities(p) != none) names.push_back(name);
   for (auto& [name, b] : buffers) if (oddities(b) > minus_inf) names.push_back(name);
@@ -183,7 +184,8 @@ std::optional<Overflow> find_overflow(const std::function<void()>& step) {
 }
 
 std::vector<GradientStats> gradient_stats(const std::vector<std::pair<std::string, Tensor>>& named, double scale, double at) {
-  HT_CHECK(scale > 0 && at > 0 && std::isfinite(scale) && std::isfinite(at), "gradient_stats: expected finite scales above 0, got ", scale, " and ", at);
+  HT_CHECK(scale > 0 && at > 0 && std::isfinite(scale) && std::isfinite(at),
+           "gradient_stats: expected finite scales above 0, got ", scale, " and ", at);
   std::vector<GradientStats> all;
   for (auto& [name, p] : named) {
     GradientStats& s = all.emplace_back();

@@ -32,7 +32,8 @@ HT_API std::ostream& operator<<(std::ostream& os, const Overflow& o);
 // Waits for the device.
 HT_API bool all_finite(const Tensor& t);
 // The names of parameters that are not finite, and of buffers that hold more than -inf.
-HT_API std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters, const std::vector<std::pair<std::string, Tensor>>& buffers);
+HT_API std::vector<std::string> not_finite(const std::vector<std::pair<std::string, Tensor>>& parameters,
+                                           const std::vector<std::pair<std::string, Tensor>>& buffers);
 // Runs `step` once with every operator's arguments and results looked at.
 HT_API std::optional<Overflow> find_overflow(const std::function<void()>& step);
 // The same, with names from `net`: replay the step that overflowed, on the same batch, forward and backward.

@@ -26,7 +26,8 @@ LevelState::LevelState(const InitializeOptions& o, std::vector<optim::Optimizer*
   HT_CHECK(level_ != O3 || dtype_ != DType::f16 || !scaler.enabled(), "initialize: gradients of O3 in f16 are f16, which unscaling would underflow; use O2, whose "
            "masters take them in f32, or bf16");
   for (auto& [name, p] : parameters)
-    HT_CHECK(!converts() || !p.grad().defined(), "initialize: parameter '", name, "' has a gradient, which a 16-bit level does not take over; zero_grad() first");
+    HT_CHECK(!converts() || !p.grad().defined(),
+             "initialize: parameter '", name, "' has a gradient, which a 16-bit level does not take over; zero_grad() first");
   if (level_ == O2) for (auto* opt : optimizers_) opt->use_master_weights();
 }
 

@@ -52,7 +52,8 @@ struct ScaleLoss : Function<ScaleLoss> {
   static std::vector<Tensor> backward(Context& ctx, const Tensor& g) {
     LayerScope plain(Layer::autocast, false);
     auto& [scale, stamp] = std::get<0>(ctx.saved<Applied>());
-    HT_CHECK(stamp.age() == 0, "backward: the scale has changed since scaler.scale(loss), by update() or load_state_dict(); scale the loss again, and run backward before update()");
+    HT_CHECK(stamp.age() == 0, "backward: the scale has changed since scaler.scale(loss), by update() or load_state_dict(); "
+             "scale the loss again, and run backward before update()");
     stamp_this_run(stamp);
     return {g.defined() ? g * scale : scale, {}};
   }
@@ -83,7 +84,8 @@ StepOutcome::State StepOutcome::wait() const {
 
 GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
   HT_CHECK(o.init_scale > 0 && std::isfinite(o.init_scale), "GradScaler: expected a finite init_scale above 0, got ", o.init_scale);
-  HT_CHECK(o.growth_factor >= 1 && std::isfinite(o.growth_factor), "GradScaler: expected a finite growth_factor of 1 or more, got ", o.growth_factor);
+  HT_CHECK(o.growth_factor >= 1 && std::isfinite(o.growth_factor),
+           "GradScaler: expected a finite growth_factor of 1 or more, got ", o.growth_factor);
   HT_CHECK(o.backoff_factor > 0 && o.backoff_factor <= 1, "GradScaler: expected backoff_factor in (0, 1], got ", o.backoff_factor);
   HT_CHECK(o.growth_interval > 0, "GradScaler: expected growth_interval above 0, got ", o.growth_interval);
   HT_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale, "GradScaler: expected 0 < min_scale <= init_scale <= max_scale, got ",
@@ -131,8 +133,8 @@ bool GradScaler::on() const {
   return options_.enabled;
 }
 void GradScaler::check_limits(const char* who, double scale) const {
-  HT_CHECK(scale >= options_.min_scale && scale <= options_.max_scale, who, ": expected a scale from min_scale to max_scale, [", options_.min_scale, ", ", options_.max_scale,
-           "], got ", scale);
+  HT_CHECK(scale >= options_.min_scale && scale <= options_.max_scale, who, ": expected a scale from min_scale to max_scale, [",
+           options_.min_scale, ", ", options_.max_scale, "], got ", scale);
 }
 void GradScaler::check_made(const char* who) const { HT_CHECK(scale_.defined(), who, ": nothing has been scaled yet; call scale(loss) and backward() first"); }
 
@@ -176,13 +178,20 @@ std::vector<Tensor> GradScaler::gradients(const optim::Optimizer& opt, const std
              opt.keeps_master(params[i]) ? "the optimizer unscales it on the way to its master weight: clip with step(opt, {.clip_norm = ...})"
                                          : "keep parameters in f32 and use amp::Autocast, or give the optimizer master weights");
     const GradStamp& stamp = grad_stamp(params[i]);
-    auto refuse = [&](auto... why) { throw Error(text::cat(who, ": the gradient of parameter ", i, " ", params[i].meta(), " of ", opt.name(), why...)); };
+    const char* wrong = nullptr;
     if (unscaled) {
-      if (stamp.scaler) refuse(" came after unscale_ and is still scaled; run every backward before unscale_");
+      if (stamp.scaler) wrong = " came after unscale_ and is still scaled; run every backward before unscale_";
     } else if (!stamp.scaler) {
-      if (!stamp.assigned()) refuse(" is not scaled: backward ran on the loss itself, or unscale_ came before the last update(); call scaler.scale(loss).backward(), and zero_grad() for each step");
-    } else if (stamp.scaler != scales_) refuse(" was scaled by another GradScaler; let that one take this step, or zero_grad() and scale the loss by this one");
-    else if (stamp.age() != 0) refuse(" carries a scale that update() or load_state_dict() has replaced since; zero_grad() before the next backward, and call update() once for each step, after it");
+      if (!stamp.assigned())
+        wrong = " is not scaled: backward ran on the loss itself, or unscale_ came before the last update(); "
+                "call scaler.scale(loss).backward(), and zero_grad() for each step";
+    } else if (stamp.scaler != scales_) {
+      wrong = " was scaled by another GradScaler; let that one take this step, or zero_grad() and scale the loss by this one";
+    } else if (stamp.age() != 0) {
+      wrong = " carries a scale that update() or load_state_dict() has replaced since; zero_grad() before the next backward, "
+              "and call update() once for each step, after it";
+    }
+    HT_CHECK(!wrong, who, ": the gradient of parameter ", i, " ", params[i].meta(), " of ", opt.name(), wrong);
     grads.push_back(std::move(g));
   }
   return grads;

@@ -337,7 +337,8 @@ void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   std::weak_ptr<Body> weak = body;
   // The graph writes this very buffer; what the slot held matters only where the step read it before it wrote.
   std::weak_ptr<Storage> buffer = leaf.buffer.defined() ? leaf.buffer.storage() : nullptr;
-  log->guards.push_back([weak, buffer, reads, had_buffer = leaf.buffer.defined(), empty = leaf.empty, scaler = leaf.stamp.scaler, age = leaf.stamp.age()] {
+  log->guards.push_back([weak, buffer, reads, had_buffer = leaf.buffer.defined(), empty = leaf.empty, scaler = leaf.stamp.scaler,
+                         age = leaf.stamp.age()] {
     auto b = weak.lock();
     if (!b) return false;
     Leaf& now = meta_of(Tensor(b)).leaf();
@@ -374,7 +375,8 @@ bool can_become_buffer(const Tensor& g) {
 
 // Gradients that are scaled and gradients that are not do not add up.
 void Run::note_scaled(std::optional<bool>& before, const char* where) const {
-  HT_CHECK(before.value_or(scaled_) == scaled_, "backward: gradients of a scaled and of an unscaled loss meet in ", where, "; scale the whole loss, as in scaler.scale(a + b).backward()");
+  HT_CHECK(before.value_or(scaled_) == scaled_, "backward: gradients of a scaled and of an unscaled loss meet in ", where,
+           "; scale the whole loss, as in scaler.scale(a + b).backward()");
   before = scaled_;
 }
 
@@ -394,8 +396,10 @@ void Run::accumulate(const std::shared_ptr<Body>& body, Leaf& leaf, Tensor g, bo
     guard.lock();
   }
   note_capture(body, leaf, true);
-  HT_CHECK(leaf.empty || leaf.stamp.scaler == stamp.scaler, "backward: the gradient of a leaf ", body->meta, leaf.stamp.scaler ? " is scaled by a GradScaler" : " is not scaled",
-           ", what comes now is ", !stamp.scaler ? "not; unscale_ it" : leaf.stamp.scaler ? "by another; let one scale both losses" : "scaled; unscale_ it", ", or zero_grad() first");
+  HT_CHECK(leaf.empty || leaf.stamp.scaler == stamp.scaler, "backward: the gradient of a leaf ", body->meta,
+           leaf.stamp.scaler ? " is scaled by a GradScaler" : " is not scaled", ", what comes now is ",
+           !stamp.scaler ? "not; unscale_ it" : leaf.stamp.scaler ? "by another; let one scale both losses" : "scaled; unscale_ it",
+           ", or zero_grad() first");
   if (create_graph_) {
     HT_CHECK(!thread_state().capture, "backward: create_graph cannot be captured with .grad; use grad()");
     if (!leaf.empty) leaf.buffer = leaf.buffer + g;
