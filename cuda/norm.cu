@@ -233,6 +233,12 @@ __global__ void __launch_bounds__(threads) merge_sums(const F f, const typename 
 }
 
 int64_t grid(int64_t items) { return std::min<int64_t>(items, int64_t{64} * sm_count()); }
+// For so many blocks of each of 132 multiprocessors.
+Parts parts_of(const Columns& k, int blocks) {
+  const int64_t least_images = int64_t{4} * k.down();
+  const Parts parts = cut(ceil_div(k.images, least_images), k.strips, int64_t{132} * blocks);
+  return {parts.count, parts.images * least_images};
+}
 
 // a and b are dense [n, c, inner]; b may be a. Only where inner is 1 may there be a relu.
 template <class T, class F> void channel_sums(const char* name, const F& f, const T* a, const T* b, Planes p, const Relued<T>& relu = {}) {
@@ -241,12 +247,10 @@ template <class T, class F> void channel_sums(const char* name, const F& f, cons
   using Sum = typename F::Sum;
   auto merge = [&](const Sum* sums, int64_t parts) { launch(name, merge_sums<F>, grid(ceil_div(p.c, 8)), threads, f, sums, p.c, parts); };
   if (p.inner == 1) {
-    constexpr int64_t enough_blocks = 132 * (F::reads_both ? resident_of_many : resident), least_images = 4;  // for 132 multiprocessors
     const Columns k(p.n, p.c, channels_together<T>(p.c, {a, b, relu.y, relu.masked}));
-    const Parts parts = cut(ceil_div(p.n, k.down() * least_images), k.strips, enough_blocks);
-    const Parts of_images{parts.count, parts.images * k.down() * least_images};
+    const Parts parts = parts_of(k, F::reads_both ? resident_of_many : resident);
     Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
-    auto run = [&](auto kernel) { launch(name, kernel, grid(k.strips * parts.count), threads, f, a, b, relu, k, of_images, memory.as<Sum>()); };
+    auto run = [&](auto kernel) { launch(name, kernel, grid(k.strips * parts.count), threads, f, a, b, relu, k, parts, memory.as<Sum>()); };
     visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
       constexpr Gate used = F::after_relu ? gate : Gate::none;
       if (k.n > 1) run(column_sums<pack_size<T>, used, T, F>);
@@ -331,26 +335,24 @@ template <class T> bool packs(const Planes& p, std::initializer_list<const T*> o
   return p.inner % pack_size<T> == 0;
 }
 
-// Calls finish(where a pack of a thread's own channels lies, what load() gave for it) for all images, after begin(its first
-// channel).
-template <int n, class Begin, class Load, class Finish> __device__ void each_image(const Columns& k, Begin begin, Load load, Finish finish) {
+// Calls finish(where a pack of a thread's own channels lies, what load() gave for it) for a part of the images, the last first: what
+// column_sums() read last of its part may still be in the cache.
+template <int n, class Begin, class Load, class Finish>
+__device__ void each_image(const Columns& k, const Parts& parts, Begin begin, Load load, Finish finish) {
   const int tx = static_cast<int>(threadIdx.x) % k.across, ty = static_cast<int>(threadIdx.x) / k.across;
-  const int64_t strip = blockIdx.x % k.strips, c = strip * k.strip() + tx * n, step = gridDim.x / k.strips * k.down();
+  const int64_t part = blockIdx.x / k.strips, c = (blockIdx.x - part * k.strips) * k.strip() + tx * n, step = k.down();
+  const int64_t first = part * parts.images, last = min(k.images, first + parts.images);
   if (c >= k.c) return;
   begin(c);
-  for (int64_t image = blockIdx.x / k.strips * k.down() + ty; image < k.images; image += in_flight * step) {
+  for (int64_t image = last - 1 - ty; image >= first; image -= in_flight * step) {
     decltype(load(c)) in[in_flight];
 #pragma unroll
     for (int i = 0; i < in_flight; ++i)
-      if (image + i * step < k.images) in[i] = load((image + i * step) * k.c + c);
+      if (image - i * step >= first) in[i] = load((image - i * step) * k.c + c);
 #pragma unroll
     for (int i = 0; i < in_flight; ++i)
-      if (image + i * step < k.images) finish((image + i * step) * k.c + c, in[i]);
+      if (image - i * step >= first) finish((image - i * step) * k.c + c, in[i]);
   }
-}
-// Blocks for it, so many for each multiprocessor: the same number for each strip.
-int64_t grid(const Columns& k, int blocks) {
-  return k.strips * std::clamp<int64_t>(ceil_div(int64_t{blocks} * sm_count(), k.strips), 1, std::max<int64_t>(1, ceil_div(k.images, k.down())));
 }
 
 // What an element of a channel becomes: normal(x) * w + b. For 16-bit elements as x * scale + shift: what that loses beside a
@@ -410,14 +412,14 @@ __global__ void __launch_bounds__(threads)
 }
 template <int n, bool with_relu, bool added, class T, class W>
 __global__ void __launch_bounds__(threads, added ? resident_of_many : resident)
-    batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, uint8_t* bits, const Columns k) {
+    batch_norm_columns(T* y, const T* x, const T* z, const W* statistics, const W* w, const W* b, uint8_t* bits, const Columns k, const Parts parts) {
   wait_for_previous();
   Affine<T> here[n];
   auto look = [&](int64_t c) {
 #pragma unroll
     for (int j = 0; j < n; ++j) here[j] = Affine<T>(statistics, w, b, k.c, c + j);
   };
-  each_image<n>(k, look, [&](int64_t at) { return load_operands<n, added>(x, z, at); },
+  each_image<n>(k, parts, look, [&](int64_t at) { return load_operands<n, added>(x, z, at); },
                 [&](int64_t at, const Operands<T, n, added>& in) { normalise<with_relu>(y + at, bits ? bits + at / 8 : nullptr, in, here, 1); });
 }
 
@@ -461,7 +463,10 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
     auto run = [&]<bool added>(std::bool_constant<added>) {
       if (p.inner == 1) {
         const Columns k(p.n, p.c, channels_together<T>(p.c, {x, y, z}));
-        k.n == 1 ? apply(batch_norm_columns<1, with_relu, added, T, W>, grid(k, added ? resident_of_many : resident), bits, k) : apply(batch_norm_columns<n, with_relu, added, T, W>, grid(k, added ? resident_of_many : resident), bits, k);
+        const Parts parts = parts_of(k, added ? resident_of_many : resident);
+        const int64_t blocks = k.strips * parts.count;
+        if (k.n > 1) apply(batch_norm_columns<n, with_relu, added, T, W>, blocks, bits, k, parts);
+        else apply(batch_norm_columns<1, with_relu, added, T, W>, blocks, bits, k, parts);
       } else if (packs<T>(p, {x, y, z})) apply(batch_norm_planes<n, with_relu, added, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
       else apply(batch_norm_planes<1, with_relu, added, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
     };
@@ -571,7 +576,8 @@ __global__ void __launch_bounds__(threads)
 }
 template <int n, Gate gate, class T, class W>
 __global__ void __launch_bounds__(threads, resident_of_many)
-    batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const Relued<T> relu, const Columns k) {
+    batch_norm_grad_columns(T* dx, const T* g, const T* x, const W* statistics, const W* w, const Pair<W>* sums, const W share, const Relued<T> relu,
+                            const Columns k, const Parts parts) {
   wait_for_previous();
   Slope<T> here[n];
   auto look = [&](int64_t c) {
@@ -589,7 +595,7 @@ __global__ void __launch_bounds__(threads, resident_of_many)
     in.open.load(relu, at);
     return in;
   };
-  each_image<n>(k, look, load, [&](int64_t at, In in) {
+  each_image<n>(k, parts, look, load, [&](int64_t at, In in) {
     in.open.apply(in.g);
     slopes<n>(dx + at, in.g, in.x, here, 1);
   });
@@ -631,9 +637,11 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
     };
     if (p.inner == 1) {
       const Columns k(p.n, p.c, channels_together<T>(p.c, {dx, g, x, relu.y}));
+      const Parts parts = parts_of(k, resident_of_many);
+      const int64_t blocks = k.strips * parts.count;
       visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
-        if (k.n > 1) apply(batch_norm_grad_columns<n, gate, T, W>, grid(k, resident_of_many), relu, k);
-        else apply(batch_norm_grad_columns<1, gate == Gate::bits ? Gate::result : gate, T, W>, grid(k, resident_of_many), relu, k);
+        if (k.n > 1) apply(batch_norm_grad_columns<n, gate, T, W>, blocks, relu, k, parts);
+        else apply(batch_norm_grad_columns<1, gate == Gate::bits ? Gate::result : gate, T, W>, blocks, relu, k, parts);
       });
     } else if (packs<T>(p, {g, x, dx})) apply(batch_norm_grad_planes<n, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
     else apply(batch_norm_grad_planes<1, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
@@ -897,7 +905,8 @@ __global__ void __launch_bounds__(threads, resident_rows<kept>)
 constexpr int grad_threads = 4 * warp_size;
 template <int kept, class T, class S, class W>
 __global__ void __launch_bounds__(grad_threads, resident_rows<kept>)
-    add_row_norm_grad_kernel(T* dx, S* dz, Pair<W>* parts, const T* g, const S* sum, const S* upper, const W* w, const W* statistics, const Lines rows) {
+    add_row_norm_grad_kernel(T* dx, S* dz, Pair<W>* parts, const T* g, const S* sum, const S* upper, const W* w, const W* statistics,
+                             const Lines rows) {
   wait_for_previous();
   constexpr int n = pack_size<T>;
   const Group group(rows.width);
@@ -1023,7 +1032,8 @@ void run_add_layer_norm(const Call& c, std::span<Tensor> out) {
 
 void run_add_layer_norm_grad(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<RowNormAttrs>();
-  const Tensor of_y = c.in[0].contiguous(), saved_sum = c.in[1].contiguous(), saved = c.in[3].contiguous(), of_sum = c.has(4) ? c.in[4].contiguous() : Tensor();
+  const Tensor of_y = c.in[0].contiguous(), of_sum = c.has(4) ? c.in[4].contiguous() : Tensor();
+  const Tensor saved_sum = c.in[1].contiguous(), saved = c.in[3].contiguous();
   const NormRows q = norm_rows(a, saved_sum.shape());
   visit_branch(of_y.dtype(), saved_sum.dtype(), [&]<class T, class S>(Type<T>, Type<S>) {
     using W = wide_t<S>;

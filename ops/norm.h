@@ -6,7 +6,8 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef batch_norm, batch_norm_relu, batch_norm_grad, layer_norm, group_norm, rms_norm, row_norm_grad, add_layer_norm, add_layer_norm_grad;
+extern HT_API OpDef batch_norm, batch_norm_relu, batch_norm_grad, layer_norm, group_norm, rms_norm, row_norm_grad, add_layer_norm,
+    add_layer_norm_grad;
 }
 
 struct BatchNormOptions {
