@@ -1,6 +1,7 @@
 #pragma once
 // Loops of CPU kernels over strided tensors: dimensions are merged where every operand allows it, the innermost runs as
 // a row, rows are spread over threads. Internal to ops/*.cpp.
+#include <algorithm>
 #include <array>
 #include <functional>
 
@@ -19,13 +20,11 @@ template <size_t N> struct Rows {
     auto stride = [&](size_t k, size_t d) { return given[k].get()[d]; };
     for (size_t d = 0; d < s.size(); ++d) {
       if (s[d] == 1) continue;
-      bool merges = shape.rank() > 0;
-      for (size_t k = 0; k < N && merges; ++k) {
-        int64_t next = 0;  // sizes of a tensor without elements may be huge
-        merges = !__builtin_mul_overflow(stride(k, d), s[d], &next) && strides[k].back() == next;
-      }
+      int64_t together = 0, next = 0;  // sizes of a tensor without elements may be huge
+      bool merges = shape.rank() > 0 && !__builtin_mul_overflow(shape.back(), s[d], &together);
+      for (size_t k = 0; k < N && merges; ++k) merges = !__builtin_mul_overflow(stride(k, d), s[d], &next) && strides[k].back() == next;
       if (merges) {
-        shape[shape.size() - 1] *= s[d];
+        shape[shape.size() - 1] = together;
         for (size_t k = 0; k < N; ++k) strides[k][strides[k].size() - 1] = stride(k, d);
       } else {
         shape.push_back(s[d]);
@@ -41,8 +40,8 @@ template <size_t N> struct Rows {
   template <class F> void run(F&& row, int64_t work = 1) const {
     size_t last = shape.size() - 1;
     int64_t inner = shape[last], rows = 1;
-    for (size_t d = 0; d < last; ++d) rows *= shape[d];
-    if (inner == 0 || rows == 0) return;
+    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;
+    for (size_t d = 0; d < last; ++d) rows = checked_mul(rows, shape[d]);
     std::array<int64_t, N> steps;
     for (size_t k = 0; k < N; ++k) steps[k] = strides[k][last];
     if (rows == 1) {
