@@ -43,6 +43,8 @@ template <size_t N> std::array<Tensor, N> grad(const std::vector<Tensor>& output
 HT_API bool in_backward();
 // From inside a hook: runs when this backward run has finished without an error.
 HT_API void at_end_of_backward(std::function<void()> callback);
+// From inside a hook: whether this backward run gives the leaf a gradient.
+HT_API bool run_reaches(const Tensor& leaf);
 // The leaves that a backward run from these outputs will reach, each once.
 HT_API std::vector<Tensor> reachable_leaves(const std::vector<Tensor>& outputs);
 

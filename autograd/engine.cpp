@@ -37,6 +37,7 @@ class Run final : public Services {
 
   void execute(std::vector<Tensor> seeds);
   std::vector<Tensor> leaves();
+  bool reaches(const Tensor& leaf) const { return leaves_.contains(leaf.body().get()); }
 
   void stamp(const GradStamp& s);
   std::vector<std::function<void()>> at_end;
@@ -495,6 +496,11 @@ bool in_backward() { return current != nullptr; }
 void at_end_of_backward(std::function<void()> callback) {
   HT_CHECK(current, "at_end_of_backward: no backward is running on this thread");
   current->at_end.push_back(std::move(callback));
+}
+
+bool run_reaches(const Tensor& leaf) {
+  HT_CHECK(current, "run_reaches: no backward is running on this thread");
+  return current->reaches(leaf);
 }
 
 void stamp_this_run(const GradStamp& stamp) {

@@ -219,9 +219,6 @@ void GradientBuckets::arrived(size_t i) {
   if (!reduces_) return;
   if (run_.expired()) begin();
   Entry& e = entries_[i];
-  HT_CHECK(e.reachable, who, ": parameter ", e.name,
-           " has a gradient, and the model's outputs since the last backward do not depend on it; with unused_parameters = true, "
-           "a loss may read parameters only through the model's outputs");
   HT_CHECK(!e.here, who, ": parameter ", e.name,
            " got a gradient twice in one backward; a hook that starts a backward of its own may not reach the model's parameters");
   take(e);
@@ -229,6 +226,10 @@ void GradientBuckets::arrived(size_t i) {
 }
 
 void GradientBuckets::begin() {
+  for (auto& e : entries_)  // before anything is sent: such a gradient would be written while its bucket is reduced
+    HT_CHECK(e.reachable || !run_reaches(e.parameter), who, ": parameter ", e.name,
+             " has a gradient, and the model's outputs since the last backward do not depend on it; with unused_parameters = true, "
+             "a loss may read parameters only through the model's outputs");
   // Held by the run alone: one that fails lets go of it, and the next begins anew.
   auto token = std::make_shared<int>(0);
   run_ = token;
