@@ -19,6 +19,8 @@ inline std::atomic<int64_t> largest_request = 0;  // of the heap, in bytes
   if (void* memory = std::malloc(std::max<size_t>(bytes, 1))) return memory;
   throw std::bad_alloc();
 }
+// By name, too: a sanitizer's own would not go with the delete below.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return std::malloc(std::max<size_t>(bytes, 1)); }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
