@@ -47,6 +47,8 @@ endif()
 function(halftone_compile target)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -ffp-contract=off>
+    # GCC before 13 warns of its own headers of AVX512 (its bug 105593).
+    $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-maybe-uninitialized -Wno-uninitialized>
     $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_BINARY_DIR}/include/=>
     $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=halftone/>
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>
