@@ -130,6 +130,7 @@ class Torch:
         torch.backends.cudnn.benchmark = True
         self.kind, self.memory = kind, ProcessMemory()
         if kind == "cuda":
+            torch.cuda.set_device(device if ":" in device else 0)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
@@ -192,7 +193,7 @@ class Jax:
         import jax.numpy as jnp
         self.name, self.hows = "jax " + jax.__version__, ["jit"]
 
-    def network(self, model, key, dtype):
+    def network(self, model, context, key, dtype):
         def uniform(key, shape, inputs):
             return jax.random.uniform(key, shape, minval=-1, maxval=1) / inputs ** 0.5
 
@@ -261,7 +262,7 @@ class Jax:
         dtype = {"fp16": jnp.float16, "bf16": jnp.bfloat16}.get(precision, jnp.float32)
         shape, classes = example(model)
         keys = jax.random.split(jax.random.PRNGKey(0), 5)
-        weights, forward = self.network(model, keys[0], dtype)
+        weights, forward = self.network(model, context, keys[0], dtype)
         if shape is None:
             self.data = [(jax.random.randint(keys[1 + i], (batch, context), 0, classes), jax.random.randint(keys[3 + i], (batch * context,), 0, classes)) for i in range(2)]
         else:
