@@ -1,6 +1,7 @@
 // How near kernels come to what the device gives: large operators and their gradients beside a copy, and products beside a large product, all
 // in one run. Bytes are those that must move at least: each operand read and each result written once. "share" is their rate over the copy's,
-// or for products arithmetic over the large product's. Medians of rounds in which the cases take turns.
+// or for products arithmetic over the large product's. Medians of rounds in which the cases take turns; a gradient's time is that of forward and
+// backward less forward's.
 //   roofline [--device cuda] [--rounds 9] [--json FILE]
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -21,6 +22,7 @@ struct Case {
   std::string name, dtype;
   double bytes, flops;  // one of them, of a run
   std::function<void()> run;
+  bool after_forward = false;  // a run includes that of the case before
   std::vector<double> seconds = {};
   double median() const {
     std::vector<double> sorted = seconds;
@@ -44,16 +46,19 @@ struct Cases {
   Tensor leaf(const Shape& shape) const { return random(shape).requires_grad_(); }
 
   void add(const std::string& name, double bytes, std::function<void()> run) { all.push_back({name, str(dtype), bytes, 0, std::move(run)}); }
-  // f(in), and its gradients for those of `in` that are leaves; backward reads `kept` beside the gradient of f's result.
-  void both(const std::string& name, const std::vector<Tensor>& in, const std::vector<Tensor>& kept, std::function<Tensor()> f) {
-    const Tensor y = f(), gradient = y.numel() == 1 ? Tensor() : randn(y.shape(), {.device = device}).to(y.dtype());
+  // f(in), and its gradients for those of `in` that require one; backward reads `kept` beside the gradient of f's result.
+  void both(const std::string& name, const std::vector<Tensor>& in, const std::vector<Tensor>& kept,
+            std::function<Tensor(const std::vector<Tensor>&)> f) {
+    const Tensor y = f(in), gradient = y.numel() == 1 ? Tensor() : randn(y.shape(), {.device = device}).to(y.dtype());
     std::vector<Tensor> leaves;
     for (auto& t : in) if (t.requires_grad()) leaves.push_back(t);
-    add(name, bytes_of(in) + bytes_of({y}), [f] { NoGrad off; f(); });
-    add(name + ", gradient", bytes_of(kept) + bytes_of(leaves) + (y.numel() == 1 ? 0 : bytes_of({y})), [y, leaves, gradient] {
-      for (auto& t : leaves) t.zero_grad();
-      y.backward({.gradient = gradient, .retain_graph = true});
+    add(name, bytes_of(in) + bytes_of({y}), [=] { NoGrad off; f(in); });
+    add(name + ", gradient", bytes_of(kept) + bytes_of(leaves) + (y.numel() == 1 ? 0 : bytes_of({y})), [=] {
+      std::vector<Tensor> fresh;  // whose gradients need not be copied into a buffer that is there
+      for (auto& t : in) fresh.push_back(t.requires_grad() ? t.detach().requires_grad_() : t);
+      f(fresh).backward({.gradient = gradient});
     });
+    all.back().after_forward = true;
   }
   void product(const std::string& name, int64_t m, int64_t n, int64_t k) {
     const Tensor a = random({m, k}), b = random({k, n});
@@ -67,26 +72,27 @@ std::vector<Case> cases(Device device, DType dtype) {
   const bool small = device.type == DeviceType::cpu;
   const int64_t rows = small ? 2048 : 65536, width = 1024, words = small ? 4096 : 50304;
   const Shape shape{rows, width};
-  const Tensor a = c.leaf(shape), b = c.leaf(shape), out = c.random(shape), w = c.leaf({width}), v = c.leaf({width});
+  const Tensor a = c.leaf(shape), b = c.leaf(shape), out = c.random(shape), w = ones({width}, {.device = device, .requires_grad = true}),
+               v = zeros({width}, {.device = device, .requires_grad = true});
   c.add("copy", bytes_of({a, out}), [=] { NoGrad off; Tensor(out).copy_(a); });
-  c.both("add", {a, b}, {}, [=] { return a + b; });
-  c.both("relu", {a}, {a}, [=] { return relu(a); });
-  c.both("gelu", {a}, {a}, [=] { return gelu(a); });
-  c.both("dropout", {a}, {}, [=] { return dropout(a, 0.1); });
+  c.both("add", {a, b}, {}, [](auto& in) { return in[0] + in[1]; });
+  c.both("relu", {a}, {a}, [](auto& in) { return relu(in[0]); });
+  c.both("gelu", {a}, {a}, [](auto& in) { return gelu(in[0]); });
+  c.both("dropout", {a}, {}, [](auto& in) { return dropout(in[0], 0.1); });
   const DType other = dtype == DType::f32 ? DType::f16 : DType::f32;
   c.add("cast to " + str(other), bytes_of({a}) * (1 + static_cast<double>(size_of(other)) / static_cast<double>(size_of(dtype))),
         [=] { NoGrad off; a.to(other); });
-  c.both("sum of rows", {a}, {}, [=] { return a.sum({-1}); });
-  c.both("sum of columns", {a}, {}, [=] { return a.sum({0}); });
-  c.both("softmax", {a}, {a}, [=] { return softmax(a, -1); });
-  c.both("layer_norm", {a, w, v}, {a}, [=] { return layer_norm(a, {width}, w, v); });
-  c.both("rms_norm", {a, w}, {a}, [=] { return rms_norm(a, {width}, w); });
+  c.both("sum of rows", {a}, {}, [](auto& in) { return in[0].sum({-1}); });
+  c.both("sum of columns", {a}, {}, [](auto& in) { return in[0].sum({0}); });
+  c.both("softmax", {a}, {a}, [](auto& in) { return softmax(in[0], -1); });
+  c.both("layer_norm", {a, w, v}, {a}, [=](auto& in) { return layer_norm(in[0], {width}, in[1], in[2]); });
+  c.both("rms_norm", {a, w}, {a}, [=](auto& in) { return rms_norm(in[0], {width}, in[1]); });
   const Tensor images = c.leaf({small ? 8 : 256, 64, 56, 56}), scale = ones({64}, {.device = device, .requires_grad = true}),
                shift = zeros({64}, {.device = device, .requires_grad = true});
   c.both("batch_norm", {images, scale, shift}, {images},
-         [=] { return batch_norm(images, scale, shift, Tensor(), Tensor(), {.training = true}); });
+         [](auto& in) { return batch_norm(in[0], in[1], in[2], Tensor(), Tensor(), {.training = true}); });
   const Tensor logits = c.leaf({small ? 512 : 8192, words}), target = randint(0, words, {logits.size(0)}, {.device = device});
-  c.both("cross_entropy", {logits}, {logits}, [=] { return cross_entropy(logits, target); });
+  c.both("cross_entropy", {logits}, {logits}, [=](auto& in) { return cross_entropy(in[0], target); });
   const Tensor table = c.leaf({words, width}), tokens = randint(0, words, {rows}, {.device = device});
   c.add("embedding", 2 * static_cast<double>(rows * width) * static_cast<double>(size_of(dtype)), [=] { NoGrad off; embedding(table, tokens); });
   const int64_t n = small ? 1024 : 8192;
@@ -138,9 +144,11 @@ int main(int argc, char** argv) {
         }
       const auto product = std::find_if(all.begin(), all.end(), [](const Case& c) { return c.flops > 0; });
       const double copy_rate = all.front().bytes / all.front().median(), product_rate = product->flops / product->median();
-      for (auto& c : all) {
-        const double us = c.median() * 1e6, gb_per_s = c.bytes / us * 1e-3, tflops = c.flops / us * 1e-6;
-        const double share = c.flops > 0 ? c.flops / c.median() / product_rate : c.bytes / c.median() / copy_rate;
+      for (size_t i = 0; i < all.size(); ++i) {
+        const Case& c = all[i];
+        const double us = (c.median() - (c.after_forward ? all[i - 1].median() : 0)) * 1e6;
+        const double gb_per_s = c.bytes / us * 1e-3, tflops = c.flops / us * 1e-6;
+        const double share = c.flops > 0 ? tflops * 1e12 / product_rate : gb_per_s * 1e9 / copy_rate;
         std::printf("%-26s %-5s %10.1f %9.0f %9.1f %6.0f%%\n", c.name.c_str(), c.dtype.c_str(), us, gb_per_s, tflops, 100 * share);
         if (json)
           std::fprintf(json.get(), "{\"case\": \"%s\", \"dtype\": \"%s\", \"us\": %.2f, \"gb_per_s\": %.1f, \"tflops\": %.2f, \"share\": %.3f}\n",
