@@ -52,9 +52,11 @@ void CUPTIAPI take_back(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t use
   std::free(buffer);
 }
 
-// Steps in fp16. Returns when the last one began, in CUPTI's milliseconds. The bounds of backward are marked by a kernel that no network has.
+struct Span { double begin, end; };  // in CUPTI's milliseconds
+
+// Steps in fp16. Returns when the last one ran. The bounds of backward are marked by a kernel that no network has.
 constexpr const char* mark = "Atan2";
-double train(const Workload& w, const distributed::Group& rank) {
+Span train(const Workload& w, const distributed::Group& rank) {
   manual_seed(0);
   auto net = w.network();
   net->to(rank.device());
@@ -80,7 +82,7 @@ double train(const Workload& w, const distributed::Group& rank) {
     scaler.update();
     return loss;
   });
-  uint64_t begin = 0;
+  uint64_t begin = 0, end = 0;
   for (int i = 0; i < 8; ++i) {
     backend(DeviceType::cuda).synchronize(rank.device().index);
     rank.barrier();
@@ -89,9 +91,10 @@ double train(const Workload& w, const distributed::Group& rank) {
     step(x, target);
   }
   backend(DeviceType::cuda).synchronize(rank.device().index);
+  check(cuptiGetTimestamp(&end), "timestamp");
   rank.barrier();
   HT_CHECK(step.replays() > 2, "the step was not captured");
-  return static_cast<double>(begin) / 1e6;
+  return {static_cast<double>(begin) / 1e6, static_cast<double>(end) / 1e6};
 }
 
 // One GPU's step. A broadcast of buffers before forward is none of its reductions.
@@ -99,10 +102,10 @@ struct Step {
   std::vector<Ran> forward, backward, reductions, update;  // in order
   double begin = 0, end = 0, backward_end = 0;
 };
-Step step_of(uint32_t device, double since) {
+Step step_of(uint32_t device, const Span& span) {
   Step s;
   std::vector<Ran> kernels;
-  for (auto& r : all) if (r.device == device && r.begin >= since) kernels.push_back(r);
+  for (auto& r : all) if (r.device == device && r.begin >= span.begin && r.begin < span.end) kernels.push_back(r);
   std::sort(kernels.begin(), kernels.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
   std::vector<double> marks;
   for (auto& r : kernels) if (r.named(mark)) marks.push_back(r.begin);
@@ -196,12 +199,12 @@ int main(int argc, char** argv) try {
   HT_CHECK(w != known.end(), "--model: there is no ", model);
   check(cuptiActivityRegisterCallbacks(hand_out, take_back), "register");
   check(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL), "enable");  // before the graph is made, or its kernels are not told apart
-  std::vector<double> begin(gpus.size());
-  distributed::threads(gpus, 120).run([&](distributed::Group& rank) { begin[static_cast<size_t>(rank.rank())] = train(*w, rank); });
+  std::vector<Span> spans(gpus.size());
+  distributed::threads(gpus, 120).run([&](distributed::Group& rank) { spans[static_cast<size_t>(rank.rank())] = train(*w, rank); });
   check(cuptiActivityFlushAll(1), "flush");
   for (auto& gpu : gpus) {
     auto device = static_cast<uint32_t>(gpu.index);
-    Step s = step_of(device, *std::min_element(begin.begin(), begin.end()));
+    Step s = step_of(device, spans[device]);
     print(model, gpus.size(), device, s);
     if (device > 0) continue;
     if (!trace.empty()) save_trace(trace, s);
