@@ -9,6 +9,8 @@
 
 #include "halftone/autograd/autograd.h"
 #include "halftone/core/backend.h"
+#include "halftone/core/capture.h"
+#include "halftone/core/tuning.h"
 #include "halftone/ops/ops.h"
 #include "halftone/ops/optimizers.h"
 #include "halftone/tests/catch.h"
@@ -698,6 +700,82 @@ TEST_CASE("convolutions of the shapes that networks have") {
       both({x, g}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1], {ws[2], ws[3]}, o); });
       both({x, g.permute({0, 2, 3, 1}).clone()}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1].permute({0, 3, 1, 2}), {ws[2], ws[3]}, o); });
     }
+}
+
+TEST_CASE("large products of sizes that are not multiples of 16 bytes, from and into memory that is not either") {
+  NEEDS_CUDA();
+  constexpr int64_t guard = 3;  // elements
+  // Exact in 16 bits and in TF32, so that only sums round.
+  auto drawn_on_gpu = [](uint64_t seed, const Shape& shape, DType t) { return drawn(seed, shape, DType::bf16, -1, 1).to(gpu).to(t); };
+  auto amid = [](const Tensor& x, double around) {
+    Tensor all = full({x.numel() + 2 * guard}, around, {.dtype = x.dtype(), .device = gpu});
+    all.slice(0, guard, guard + x.numel()).view(x.shape()).copy_(x);
+    return all;
+  };
+  auto inside = [](const Tensor& all, const Shape& shape) { return all.slice(0, guard, guard + shape.numel()).view(shape); };
+  auto check_product = [&](const Tensor& a, const Tensor& b) {
+    const DType t = a.dtype();
+    const Tensor exact = matmul(a.to(DType::f64), b.to(DType::f64));
+    const Tensor want = exact.to(t).cpu();
+    const Bound bound = sum_bound(t, a.size(-1)), wide_bound = sum_bound(DType::f32, a.size(-1));
+    const Tensor y = matmul(a, b);
+    check_same(want, y, bound);
+    check_same(y.cpu(), matmul(a, b));
+    const Tensor all = amid(zeros(want.shape(), {.dtype = t, .device = gpu}), 5);
+    call_into(op::matmul, {a, b}, Attrs::of(MatmulAttrs{}), inside(all, want.shape()));
+    check_same(want, inside(all, want.shape()), bound);
+    check_same(amid(inside(all, want.shape()), 5).cpu(), all);
+    if (is_16bit_dtype(t)) check_same(exact.to(DType::f32).cpu(), call(op::matmul, {a, b}, Attrs::of(MatmulAttrs{true})), wide_bound);
+  };
+  struct Case { int64_t m, k, n; };
+  for (DType t : {DType::f16, DType::bf16, DType::f32}) {
+    allow_tf32(true);
+    for (auto [m, k, n] : {Case{1283, 1285, 1281},  // below the least size that is copied
+                           {1301, 1293, 1299}, {1303, 1299, 1304}, {1301, 1296, 1299}, {1304, 2048, 1303}, {1303, 1304, 1304}, {1304, 1304, 1304}})
+      for (int turned : {0, 1, 2, 3}) {
+        INFO(name(t) << ' ' << m << ' ' << k << ' ' << n << ", turned " << turned);
+        const Shape of_a = turned & 1 ? Shape{k, m} : Shape{m, k}, of_b = turned & 2 ? Shape{n, k} : Shape{k, n};
+        const Tensor a = drawn_on_gpu(60, of_a, t), b = drawn_on_gpu(61, of_b, t);
+        const Tensor off_a = inside(amid(a, NAN), of_a), off_b = inside(amid(b, NAN), of_b);
+        auto as_factor = [&](const Tensor& x, int bit) { return turned & bit ? x.t() : x; };
+        check_product(as_factor(a, 1), as_factor(b, 2));
+        check_product(as_factor(off_a, 1), as_factor(off_b, 2));
+      }
+    for (bool shared : {false, true}) {
+      INFO(name(t) << ", batches, shared " << shared);
+      const Shape of_a{5, 901, 899}, of_b{shared ? 1 : 5, 899, 903};
+      const Tensor a = inside(amid(drawn_on_gpu(62, of_a, t), NAN), of_a), b = inside(amid(drawn_on_gpu(63, of_b, t), NAN), of_b);
+      check_product(a, b.expand({5, 899, 903}));
+      check_product(b.expand({5, 899, 903}).transpose(1, 2), a.transpose(1, 2));
+    }
+    for (auto [rows, in, outs] : {Case{1301, 1293, 1299}, {1304, 2048, 1303}, {1304, 1303, 1304}}) {
+      INFO(name(t) << ", linear of " << rows << ' ' << in << ' ' << outs);
+      auto leaf = [&](uint64_t seed, const Shape& shape) { return inside(amid(drawn_on_gpu(seed, shape, t), NAN), shape).detach().requires_grad_(); };
+      std::vector<Tensor> leaves{leaf(64, {rows, in}), leaf(65, {outs, in}), leaf(66, {outs})}, exact;
+      for (auto& l : leaves) exact.push_back(l.detach().to(DType::f64).requires_grad_());
+      const Bound bound = sum_bound(t, in);
+      auto same = [&](const Tensor& want, const Tensor& got) { check_same(want.detach().to(t).cpu(), got.detach(), bound); };
+      same(linear_relu(exact[0], exact[1], exact[2]), linear_relu(leaves[0], leaves[1], leaves[2]));
+      same(linear_gelu(exact[0], exact[1], exact[2]), linear_gelu(leaves[0], leaves[1], leaves[2]));
+      const Tensor g = drawn_on_gpu(67, {rows, outs}, t), y = linear(leaves[0], leaves[1], leaves[2]), z = linear(exact[0], exact[1], exact[2]);
+      same(z, y);
+      auto got = grad({sum(y.to(DType::f64) * g.to(DType::f64))}, leaves), want = grad({sum(z * g.to(DType::f64))}, exact);
+      for (size_t i = 0; i < 3; ++i) {
+        INFO("gradient " << i);
+        same(want[i], got[i]);
+      }
+      auto step = capture([w = leaves[1].detach(), b = leaves[2].detach()](const Tensor& x) { return linear(x, w, b); });
+      for (int i = 0; i < 4; ++i) same(z, step(leaves[0].detach()));
+    }
+    // Tuning tries copies of some, all and none.
+    for (auto [m, k, n] : {Case{1311, 1301, 1307}, {1304, 1504, 1307}}) {
+      INFO(name(t) << ", tuned");
+      const Tensor a = drawn_on_gpu(68, {m, k}, t), b = drawn_on_gpu(69, {n, k}, t).t();
+      tune([&] { check_product(a, b); });
+      check_product(a, b);
+    }
+    allow_tf32(false);
+  }
 }
 
 TEST_CASE("a sum and its layer norm, of the shapes that networks have") {
