@@ -704,7 +704,7 @@ TEST_CASE("convolutions of the shapes that networks have") {
 
 TEST_CASE("large products of sizes that are not multiples of 16 bytes, from and into memory that is not either") {
   NEEDS_CUDA();
-  constexpr int64_t guard = 3;  // elements
+  static constexpr int64_t guard = 3;  // elements
   // Exact in 16 bits and in TF32, so that only sums round.
   auto drawn_on_gpu = [](uint64_t seed, const Shape& shape, DType t) { return drawn(seed, shape, DType::bf16, -1, 1).to(gpu).to(t); };
   auto amid = [](const Tensor& x, double around) {
