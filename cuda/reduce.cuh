@@ -19,6 +19,8 @@ namespace detail {
 inline constexpr int reduce_threads = 256, reduce_unroll = 4;
 // A split has at least so many elements; more splits than this many blocks gain nothing.
 inline constexpr int64_t min_split = 1 << 14, enough_blocks = 1024;
+// So many rows of at most so many packs are of a warp each: a block for each would have little to read and much to wait for.
+inline constexpr int64_t warp_rows = 4096, warp_packs = 1024;
 
 template <class R> inline constexpr int reduce_pack = std::min(pack_size<typename R::Element>, 8);
 
@@ -249,7 +251,8 @@ void reduce(const char* name, const R& r, const Tensor& tensor, uint32_t dims, t
              (last == 0 || d.gone.shape[last] % n == 0);
   g.at = Layout<1, int64_t>(d.gone, g.packed ? n : 1);
   const int64_t packs = ceil_div(g.count, n);
-  const int width = group_width(packs, reduce_threads);
+  const int width = packs <= warp_packs && outputs >= warp_rows ? group_width(std::min<int64_t>(packs, warp_size), reduce_threads)
+                                                                : group_width(packs, reduce_threads);
   cut(g, packs, outputs, n);
   Scratch memory(parts());
   launch(name, reduce_rows<R>, grid(ceil_div(outputs * g.splits * width, reduce_threads)), reduce_threads, r, x,

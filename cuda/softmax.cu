@@ -207,9 +207,9 @@ template <int most, int N, class R, class W> void choose(const Lines<N>& lines, 
   const bool dense = std::all_of(lines.step, lines.step + N, [](int64_t s) { return s == 1; });
   if (dense && packs <= warp_size) return registers(std::integral_constant<int, 1>(), group_width(packs, 256), 256);
   if (dense && packs <= most * most_threads) {
-    // Half of what a thread can hold, so that long lines spread; a warp a line while that is enough.
-    const int width =
-        static_cast<int>(std::min<int64_t>(most_threads, ceil_div(packs, most / 2 * warp_size) * warp_size));
+    // A warp a line while that holds it and there are many; else half of what a thread can hold, so that long lines spread.
+    const bool warps = packs <= most * warp_size && lines.at.count >= 1024;
+    const int width = warps ? warp_size : static_cast<int>(std::min<int64_t>(most_threads, ceil_div(packs, most / 2 * warp_size) * warp_size));
     return registers(std::integral_constant<int, most>(), width, width == warp_size ? 256 : width);
   }
   walk(!dense && lines.at.count >= 8192 ? 1 : group_width(lines.length, 256), 256);
