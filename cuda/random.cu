@@ -54,23 +54,26 @@ template <bool normal> void run_draw(const Call& c, std::span<Tensor>) {
 
 // ---- draws by key
 
-// y = f(x, u), one u for `together` neighbours. Dense: a thread takes the four elements of a block.
+// y = f(x, u), one u for `together` neighbours. Dense: a thread takes the elements of one block, or of two where 16 bytes hold them.
 template <class F, class T>
 __global__ void __launch_bounds__(256) draw_dense(T* y, const T* x, const int64_t n, const uint64_t* key, const F f) {
   wait_for_previous();
-  constexpr int pack = pack_size<T> < 4 ? pack_size<T> : 4;
+  constexpr int pack = pack_size<T>, together = pack < 4 ? 4 : pack;
   using C = compute_t<T>;
   const bool packed = aligned(x, sizeof(Pack<T, pack>)) && aligned(y, sizeof(Pack<T, pack>));
-  for (int64_t q = thread_index(); q * 4 < n; q += grid_threads()) {
-    const Philox4 block = philox(key[0], key[1] + static_cast<uint64_t>(q));
+  const uint64_t seed = key[0], first = key[1];
+  for (int64_t q = thread_index(); q * together < n; q += grid_threads()) {
+    Pack<T, pack> v[together / pack];
 #pragma unroll
-    for (int k = 0; k < 4; k += pack) {
-      const int64_t at = q * 4 + k;
-      if (at >= n) break;
-      auto v = load_part<pack>(x + at, n - at, packed, to<T>(0.f));
+    for (int k = 0; k < together; k += pack) v[k / pack] = load_part<pack>(x + q * together + k, n - q * together - k, packed, to<T>(0.f));
+    Philox4 block[together / 4];
 #pragma unroll
-      for (int j = 0; j < pack; ++j) v.v[j] = to<T>(f(to<C>(v.v[j]), uniform01(block.v[k + j])));
-      store_part(y + at, n - at, packed, v);
+    for (int k = 0; k < together / 4; ++k) block[k] = philox(seed, first + static_cast<uint64_t>(q * (together / 4) + k));
+#pragma unroll
+    for (int k = 0; k < together; k += pack) {
+#pragma unroll
+      for (int j = 0; j < pack; ++j) v[k / pack].v[j] = to<T>(f(to<C>(v[k / pack].v[j]), uniform01(block[(k + j) / 4].v[(k + j) % 4])));
+      store_part(y + q * together + k, n - q * together - k, packed, v[k / pack]);
     }
   }
 }
@@ -92,15 +95,24 @@ template <class F> void draw_by_key(const Call& c, const Tensor& y, int64_t toge
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
     const T* from = x.data<T>();
     if (together == 1 && x.is_contiguous())
-      return launch(c.op->name, draw_dense<F, T>, std::min<int64_t>(ceil_div(n, 4 * 256), int64_t{16} * sm_count()),
-                    256, y.data<T>(), from, n, k, f);
+      return launch(c.op->name, draw_dense<F, T>, std::min<int64_t>(ceil_div(n, std::max(pack_size<T>, 4) * 256), int64_t{16} * sm_count()), 256,
+                    y.data<T>(), from, n, k, f);
     launch(c.op->name, draw_any<F, T>, std::min<int64_t>(ceil_div(n, 256), int64_t{32} * sm_count()), 256, y.data<T>(),
            from, Layout<1, int64_t>(Rows<1>(x.shape(), {x.strides()})), Divisor(together), k, f);
   });
 }
+// Dropout without a number of 64 bits for each element: u is not less than p just where it is not less than the first float that is not.
+struct FloatDropout {
+  float p;
+  double scale;
+  explicit FloatDropout(const Dropout& d) : p(static_cast<float>(d.p)), scale(d.scale) {
+    if (p < d.p) p = std::nextafter(p, 2.f);
+  }
+  template <class C> __device__ C operator()(C x, float u) const { return u >= p ? x * static_cast<C>(scale) : C(0); }
+};
 void run_dropout(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<DropoutAttrs>();
-  draw_by_key(c, out[0], a.together, Dropout(a.p));
+  draw_by_key(c, out[0], a.together, FloatDropout(Dropout(a.p)));
 }
 void run_bernoulli(const Call& c, std::span<Tensor> out) { draw_by_key(c, out[0], 1, Bernoulli{}); }
 
