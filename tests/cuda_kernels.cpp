@@ -380,7 +380,7 @@ TEST_CASE("reductions of every shape of work") {
          {{1000003}, 1}, {{1 << 20}, 1}, {{300, 1000}, 1}, {{300, 1000}, 2}, {{5000, 10}, 1}, {{128, 10}, 1},
          {{10, 5000}, 2}, {{4, 100001}, 2}, {{100001, 4}, 1}, {{7, 5, 32, 32}, 0b1101},
          {{7, 32, 32, 5}, 0b0111}, {{6, 50, 70}, 2}, {{6, 50, 70}, 5}, {{33, 3, 5, 7}, 0b1010},
-         {{4096, 256}, 1}, {{2, 3}, 0}}) {
+         {{4096, 256}, 1}, {{4100, 1000}, 2}, {{4100, 33}, 2}, {{2, 3}, 0}}) {
     int64_t n = shape.numel();
     for (DType t : floating_dtypes) {
       INFO(str(shape) << " over " << dims << ' ' << name(t));
@@ -430,7 +430,7 @@ TEST_CASE("softmax of lines long, short and strided") {
   for (auto& [shape, dim] : std::vector<Case>{
          {{300, 10}, 1}, {{9, 32}, 1}, {{5, 100}, 1}, {{5, 127}, 1}, {{3, 1000}, 1}, {{3, 4096}, 1},
          {{3, 4097}, 1}, {{2, 16384}, 1}, {{2, 16385}, 1}, {{2, 40000}, 1}, {{10, 9000}, 0}, {{2, 3000, 3}, 1},
-         {{8, 4, 33}, 0}})
+         {{8, 4, 33}, 0}, {{1500, 264}, 1}, {{1500, 1000}, 1}, {{1100, 1024}, 1}, {{1100, 1025}, 1}})
     for (DType t : floating_dtypes) {
       INFO(str(shape) << " along " << dim << ' ' << name(t));
       Tensor x = drawn(14, shape, t, -8, 8), g = drawn(15, shape, t);
@@ -502,7 +502,12 @@ TEST_CASE("random draws are the CPU's, bit for bit") {
         check_same(uniform_(h, -1.5, 2.25), uniform_(d, -1.5, 2.25));
         check_same(normal_(h, 0.5, 3), normal_(d, 0.5, 3), t == DType::f64 ? Bound{.ulps = 64} : Bound{});
       }
-      check_same(generator().state(Device::cpu()), generator().state(gpu));
+      const Tensor x = drawn(40, {n + 1}, t, -3, 3);
+      for (double p : {0., 0.1, 0.25, 0.7, 1.})
+        for (int64_t begin : {0, 1}) {  // the latter not aligned
+          manual_seed(9);
+          check_same(dropout(x.slice(0, begin, n + begin), p), dropout(x.to(gpu).slice(0, begin, n + begin), p));
+        }
     }
   Tensor h = empty({40, 30}), d = empty({40, 30}, {.device = gpu});
   manual_seed(8);
@@ -847,4 +852,51 @@ TEST_CASE("normalisation of the shapes that networks have") {
         if (shape[1] % 8 == 0) gradients([](auto& u, auto& v, auto& s) { return group_norm(u, 8, v, s); });
         if (shape.rank() == 2) gradients([&](auto& u, auto& v, auto& s) { return layer_norm(u, {shape[1]}, v, s); });
       }
+}
+
+TEST_CASE("norms of rows of every way to keep them, few and many") {
+  NEEDS_CUDA();
+  struct Case { int64_t rows, length; };
+  for (auto& [rows, length] : std::vector<Case>{
+         {3, 8}, {70, 40}, {3, 255}, {3, 256}, {3, 257}, {33, 264}, {5, 512}, {9, 520}, {7, 768}, {3, 1000}, {3, 1024}, {3, 1032},
+         {5, 2048}, {3, 3072}, {3, 4096}, {3, 4104}, {2, 6144}, {3, 8192}, {3, 8200}, {2, 16384}, {2, 16392},
+         {40000, 8}, {9001, 64}, {9001, 256}, {9001, 264}, {9001, 512}, {5001, 768},
+         {5001, 1000}, {5001, 1024}, {3001, 1032}, {1501, 2048}, {701, 4096}, {601, 8192}})
+    for (DType t : {DType::f16, DType::bf16, DType::f32})
+      for (DType of_weight : {t, DType::f32})
+        for (double centre : {0., 100.}) {
+          if (of_weight != t && centre != 0) continue;
+          INFO(rows << " rows of " << length << ' ' << name(t) << " by " << name(of_weight) << " about " << centre);
+          const Tensor x = drawn(26, {rows, length}, t, centre - 2, centre + 2), g = drawn(27, {rows, length}, t);
+          const Tensor w = drawn(28, {length}, of_weight), b = drawn(29, {length}, of_weight);
+          const double e = epsilon(DType::f32);
+          auto same = [&](auto f) {
+            auto on = [&](Device d) {
+              auto leaf = [&](const Tensor& v) { return v.to(d).detach().requires_grad_(); };
+              Tensor u = leaf(x), v = leaf(w), s = leaf(b);
+              Tensor y = f(u, v, s);
+              auto [du, dv, ds] = grad({sum(y.to(DType::f32) * g.to(d).to(DType::f32)) + sum(s.to(DType::f32))}, {u, v, s});
+              return std::array{du, dv, ds, y.detach()};
+            };
+            auto host = on(Device::cpu()), device = on(gpu), again = on(gpu);
+            for (size_t i = 0; i < host.size(); ++i) {
+              INFO("result " << i);
+              const bool of_rows = i == 1 || i == 2;
+              check_same(host[i], device[i], {.ulps = 4, .absolute = of_rows ? 4 * e * static_cast<double>(rows + 16) * (1 + centre / 4) : 64 * e});
+              check_same(device[i].cpu(), again[i]);
+            }
+          };
+          same([&](auto& u, auto& v, auto& s) { return layer_norm(u, {length}, v, s); });
+          if (centre == 0) same([&](auto& u, auto& v, auto&) { return rms_norm(u, {length}, v); });
+        }
+  // without a weight, and a gradient of x or of the weight alone
+  for (DType t : {DType::f16, DType::f32}) {
+    const Tensor x = drawn(30, {700, 1024}, t), w = drawn(31, {1024}, t);
+    auto on = [&](Device d) {
+      Tensor u = x.to(d).detach().requires_grad_(), v = w.to(d).detach().requires_grad_();
+      return std::array{grad({sum(square(layer_norm(u, {1024})) * u)}, {u})[0], grad({sum(square(layer_norm(u.detach(), {1024}, v)))}, {v})[0]};
+    };
+    auto host = on(Device::cpu()), device = on(gpu);
+    for (size_t i = 0; i < host.size(); ++i) check_same(host[i], device[i], {.ulps = 16, .absolute = (i ? 700 : 8) * 4 * epsilon(t)});
+  }
 }
