@@ -357,9 +357,14 @@ Tensor widened(const char* who, const Tensor& x) {
   HT_CHECK(is_floating(x.dtype()), who, ": expected a floating dtype, got ", x.meta());
   return x.to(wide(x.dtype()));
 }
-// A target, which may be of integers or bool.
+// A target, which may be of integers or bool, and may be smaller than x but not make it larger: [n, 1] and [n] are n losses, not n * n.
 Tensor target_like(const char* who, const Tensor& target, const Tensor& x) {
   HT_CHECK(target.defined(), who, ": a tensor is undefined");
+  if (target.shape() != x.shape()) {
+    const Shape both = broadcast(who, x.shape(), target.shape());
+    HT_CHECK(both == x.shape(), who, ": x ", x.shape(), " and its target ", target.shape(), " would be compared as ", both,
+             "; give both one shape, as in target.view(x.shape())");
+  }
   return is_floating(target.dtype()) ? target.to(wide(target.dtype())) : target.to(x.dtype());
 }
 Tensor reduced(const Tensor& losses, Reduction reduction) {

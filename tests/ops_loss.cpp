@@ -366,8 +366,10 @@ TEST_CASE("errors of losses") {
   TEXT(nll_loss(undefined, i64({3})), "nll_loss: x or target is undefined");
   TEXT(l1_loss(i64({2}), f({2})), "l1_loss: expected a floating dtype, got [2] (i64)");
   TEXT(l1_loss(f({2}), undefined), "l1_loss: a tensor is undefined");
-  TEXT(l1_loss(f({2}), f({3})), "sub: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
+  TEXT(l1_loss(f({2}), f({3})), "l1_loss: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
   TEXT(mse_loss(undefined, f({2})), "mse_loss: a tensor is undefined");
+  TEXT(mse_loss(f({4, 1}), f({4})), "mse_loss: x [4, 1] and its target [4] would be compared as [4, 4]; give both one shape, as in target.view(x.shape())");
+  CHECK(mse_loss(f({4, 2}), f({2})).rank() == 0);
   TEXT(huber_loss(f({2}), f({2}), 0), "huber_loss: expected delta above 0, got 0");
   TEXT(smooth_l1_loss(f({2}), f({2}), -1), "smooth_l1_loss: expected beta of 0 or more, got -1");
   TEXT(binary_cross_entropy(f({2}), f({3})), "binary_cross_entropy: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
