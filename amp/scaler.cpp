@@ -249,7 +249,8 @@ void GradScaler::unscale_(optim::Optimizer& opt) {
   if (!on()) return;
   check_made("unscale_");
   note_capture();
-  HT_CHECK(stage(opt) != Stage::unscaled, "unscale_: already called for ", opt.name(), " since the last update()");
+  HT_CHECK(stage(opt) != Stage::unscaled,
+           "unscale_: already called for ", opt.name(), " since the last update(); call update() once, after all steps");
   HT_CHECK(stage(opt) != Stage::stepped, "unscale_: called for ", opt.name(), " after step(); call update() first");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
@@ -279,7 +280,8 @@ StepOutcome GradScaler::step(optim::Optimizer& opt, StepOptions o) {
   int64_t most = options_.max_consecutive_skips;
   HT_CHECK(most == 0 || -board_->streak() <= most, "step: ", -board_->streak(), " steps in a row were skipped because a gradient was not finite, more than max_consecutive_skips = ",
            most, "; look for inf or NaN in the model, or lower the learning rate");
-  HT_CHECK(stage(opt) != Stage::stepped, "step: already called for ", opt.name(), " since the last update()");
+  HT_CHECK(stage(opt) != Stage::stepped,
+           "step: already called for ", opt.name(), " since the last update(); call update() once, after all steps");
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   std::vector<Tensor> params = opt.parameters(), grads = gradients(opt, params, "step", false);

@@ -480,7 +480,7 @@ std::vector<Tensor> reachable_leaves(const std::vector<Tensor>& outputs) { retur
 
 void Tensor::backward() const { backward(BackwardOptions{}); }
 void Tensor::backward(const BackwardOptions& o) const {
-  HT_CHECK(defined() && requires_grad(), "backward: the tensor does not depend on anything that requires a gradient");
+  HT_CHECK(defined() && requires_grad(), "backward: the tensor does not depend on anything that requires a gradient, or was computed under NoGrad");
   HT_CHECK(o.gradient.defined() || numel() == 1, "backward: ", meta(), " has more than one element; reduce it, or pass {.gradient = ...}");
   Tensor seed;
   {

@@ -284,7 +284,7 @@ Metas infer_conv(const Call& c) {
   ConvAttrs a = checked(c, name, x, w, "weight");
   check_groups(name, a, x.shape[1], w.shape[0]);
   HT_CHECK(w.shape[1] == x.shape[1] / a.groups, name, ": expected weight [out, in, ", kernel_names[a.dims - 1], "] with in = ", x.shape[1] / a.groups,
-           ", got ", w);
+           " for x ", x.shape, ", got ", w);
   if (c.has(2)) {
     const Meta& b = c.in[2].meta();
     HT_CHECK(b.shape == Shape({w.shape[0]}) && b.dtype == x.dtype, name, ": expected bias [", w.shape[0], "] (", x.dtype, "), got ", b);

@@ -85,7 +85,8 @@ Metas infer_linear(const Call& c) {
   const Meta &x = c.in[0].meta(), &w = c.in[1].meta();
   HT_CHECK(w.shape.rank() == 2 && x.shape.rank() == 2 && x.shape[1] == w.shape[1], c.op->name, ": expected weight [out, in] with in = ",
            x.shape.rank() == 2 ? x.shape[1] : 0, ", got ", w);
-  HT_CHECK(x.dtype == w.dtype, c.op->name, ": expected weight in x's dtype ", x.dtype, ", got ", w, "; cast one with to() or use amp::Autocast");
+  HT_CHECK(x.dtype == w.dtype, c.op->name, ": expected weight in x's dtype ", x.dtype, ", got ", w, "; cast one with to()",
+           is_floating(x.dtype) && x.dtype != DType::f64 ? " or use amp::Autocast" : "");
   HT_CHECK(is_floating(x.dtype), c.op->name, ": expected a floating dtype, got ", x.dtype);
   if (c.has(2)) {
     const Meta& b = c.in[2].meta();
@@ -338,8 +339,8 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 namespace {
 Tensor any_rank_linear(const OpDef& op, const Tensor& x, const Tensor& w, const Tensor& b) {
   HT_CHECK(x.defined() && w.defined(), op.name, ": x or weight is undefined");
-  HT_CHECK(w.rank() == 2 && x.rank() > 0 && x.shape().back() == w.size(1), op.name, ": expected x [..., in] and weight [out, in], got ", x.meta(),
-           " and ", w.meta());
+  HT_CHECK(w.rank() == 2 && x.rank() > 0, op.name, ": expected x [..., in] and weight [out, in], got ", x.meta(), " and ", w.meta());
+  HT_CHECK(x.shape().back() == w.size(1), op.name, ": expected x [..., ", w.size(1), "] for weight ", w.meta(), ", got ", x.meta());
   Tensors in{x.rank() == 2 ? x : reshape(x, {rows_of(x), w.size(1)}), w};
   if (b.defined()) in.push_back(b);
   Tensor y = call(op, std::move(in));

@@ -76,9 +76,9 @@ TEST_CASE("the stages of a scaler's iteration, and what is refused") {
   TEXT(scaler.update(), "update: nothing has been scaled yet; call scale(loss) and backward() first");
   backward_with(scaler, s.p, 1);
   scaler.unscale_(s.opt);
-  TEXT(scaler.unscale_(s.opt), "unscale_: already called for SGD since the last update()");
+  TEXT(scaler.unscale_(s.opt), "unscale_: already called for SGD since the last update(); call update() once, after all steps");
   scaler.step(s.opt);
-  TEXT(scaler.step(s.opt), "step: already called for SGD since the last update()");
+  TEXT(scaler.step(s.opt), "step: already called for SGD since the last update(); call update() once, after all steps");
   TEXT(scaler.unscale_(s.opt), "unscale_: called for SGD after step(); call update() first");
   scaler.update();
   s.opt.zero_grad();
@@ -574,7 +574,7 @@ TEST_CASE("several optimizers: only the one with an inf is skipped") {
   backward_with(scaler, a.p, 1);
   scaler.unscale_(a.opt);
   optim::SGD moved = std::move(a.opt);
-  TEXT(scaler.unscale_(moved), "unscale_: already called for SGD since the last update()");
+  TEXT(scaler.unscale_(moved), "unscale_: already called for SGD since the last update(); call update() once, after all steps");
 }
 
 TEST_CASE("a scale of the program's own settles the iteration") {

@@ -220,9 +220,9 @@ TEST_CASE("convolutions widen 16-bit sums, and gradients of cast weights leave i
 TEST_CASE("errors of convolutions") {
   auto f = [](const Shape& s) { return ones(s); };
   Tensor undefined;
-  TEXT(conv2d(f({1, 3, 8, 8}), f({8, 4, 3, 3})), "conv2d: expected weight [out, in, kh, kw] with in = 3, got [8, 4, 3, 3] (f32)");
-  TEXT(conv1d(f({1, 4, 8}), f({8, 4, 3}), {}, {.groups = 2}), "conv1d: expected weight [out, in, k] with in = 2, got [8, 4, 3] (f32)");
-  TEXT(conv3d(f({1, 3, 4, 4, 4}), f({8, 2, 1, 1, 1})), "conv3d: expected weight [out, in, kd, kh, kw] with in = 3, got [8, 2, 1, 1, 1] (f32)");
+  TEXT(conv2d(f({1, 3, 8, 8}), f({8, 4, 3, 3})), "conv2d: expected weight [out, in, kh, kw] with in = 3 for x [1, 3, 8, 8], got [8, 4, 3, 3] (f32)");
+  TEXT(conv1d(f({1, 4, 8}), f({8, 4, 3}), {}, {.groups = 2}), "conv1d: expected weight [out, in, k] with in = 2 for x [1, 4, 8], got [8, 4, 3] (f32)");
+  TEXT(conv3d(f({1, 3, 4, 4, 4}), f({8, 2, 1, 1, 1})), "conv3d: expected weight [out, in, kd, kh, kw] with in = 3 for x [1, 3, 4, 4, 4], got [8, 2, 1, 1, 1] (f32)");
   TEXT(conv2d(f({3, 8, 8}), f({8, 3, 3, 3})), "conv2d: expected tensors of 4 dimensions, got [3, 8, 8] (f32) and [8, 3, 3, 3] (f32)");
   TEXT(conv2d(f({1, 3, 8, 8}), f({8, 3, 3, 3}).to(DType::f64)),
        "conv2d: expected weight in the dtype of the first argument, f32, got [8, 3, 3, 3] (f64); cast one with to() or use amp::Autocast");

@@ -89,7 +89,7 @@ TEST_CASE("errors of products") {
   TEXT(matmul(undefined, f({2})), "matmul: a tensor is undefined");
   TEXT(matmul(f({2, 3, 4}), f({3, 4, 5})), "matmul: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
   TEXT(matmul(f({2, 3, 4}), f({5, 6})), "matmul: expected [..., m, k] and [..., k, n], got [2, 3, 4] (f32) and [5, 6] (f32)");
-  TEXT(linear(f({2, 3}), f({4, 5})), "linear: expected x [..., in] and weight [out, in], got [2, 3] (f32) and [4, 5] (f32)");
+  TEXT(linear(f({2, 3}), f({4, 5})), "linear: expected x [..., 5] for weight [4, 5] (f32), got [2, 3] (f32)");
   TEXT(linear(f({2, 3}), f({4, 3}), f({3})), "linear: expected bias [4] (f32), got [3] (f32)");
   TEXT(linear_relu(f({2, 3}), f({4, 3}).to(DType::f16)), "linear_relu: expected weight in x's dtype f32, got [4, 3] (f16); cast one with to() or use amp::Autocast");
   TEXT(linear_gelu(i64({2, 3}), i64({4, 3})), "linear_gelu: expected a floating dtype, got i64");
@@ -107,7 +107,7 @@ TEST_CASE("errors of losses and indices") {
   TEXT(cross_entropy(f({2, 3}), i64({2}), {.label_smoothing = 1.5}), "cross_entropy: expected label_smoothing in [0, 1], got 1.5");
   TEXT(cross_entropy(undefined, i64({2})), "cross_entropy: x or target is undefined");
   TEXT(cross_entropy(i64({2, 3}), i64({2})), "cross_entropy: expected x [n, classes] of a floating dtype, got [2, 3] (i64)");
-  TEXT(mse_loss(f({2}), f({3})), "squared_error: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
+  TEXT(mse_loss(f({2}), f({3})), "mse_loss: shapes [2] and [3] do not broadcast; counted from the back, sizes must be equal or 1");
   TEXT(one_hot(f({2}), 3), "one_hot: expected a tensor of integers");
   TEXT(one_hot(i64({2}), 0), "one_hot: expected at least one class, got 0");
 }
