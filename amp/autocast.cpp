@@ -24,14 +24,14 @@ struct OpenRegion {
 namespace {
 
 constexpr auto slot_of_layer = static_cast<size_t>(Layer::autocast);
+constexpr unsigned layer_bit = 1u << slot_of_layer;
 
 thread_local std::shared_ptr<OpenRegion> innermost;
 
 void leave_ended() {
   ThreadState& t = thread_state();
-  constexpr unsigned bit = 1u << static_cast<int>(Layer::autocast);
   while (innermost && innermost->ended) {
-    t.layers = static_cast<uint8_t>((t.layers & ~bit) | (innermost->saved_layers & bit));
+    t.layers = static_cast<uint8_t>((t.layers & ~layer_bit) | (innermost->saved_layers & layer_bit));
     t.slot[slot_of_layer] = std::move(innermost->saved);
     innermost = std::move(innermost->outer);
   }
@@ -158,8 +158,7 @@ Autocast::Autocast(const AutocastOptions& o) {
   open_->saved = std::exchange(t.slot[slot_of_layer], std::move(next));
   open_->saved_layers = t.layers;
   open_->outer = std::exchange(innermost, open_);
-  unsigned bit = 1u << static_cast<int>(Layer::autocast);
-  t.layers = static_cast<uint8_t>(any ? t.layers | bit : t.layers & ~bit);
+  t.layers = static_cast<uint8_t>(any ? t.layers | layer_bit : t.layers & ~layer_bit);
 }
 
 Autocast::~Autocast() {
