@@ -11,16 +11,10 @@
 #include "halftone/core/parallel.h"
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/threads.h"
 
 using namespace halftone;
-
-namespace {
-struct Threads {
-  int saved = num_threads();
-  explicit Threads(int n) { set_num_threads(n); }
-  ~Threads() { set_num_threads(saved); }
-};
-}  // namespace
+using halftone::tests::Threads;
 
 TEST_CASE("parallel_for covers a range once, cut by size only") {
   std::set<std::pair<int64_t, int64_t>> first;

@@ -23,6 +23,7 @@
 #include "halftone/ops/ops.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/temporary.h"
+#include "halftone/tests/threads.h"
 
 namespace {
 
@@ -234,15 +235,13 @@ TEST_CASE("kernels of workers leave the pool to the loop") {
     });
     return seen.size();
   };
-  const int before = num_threads();
-  set_num_threads(3);
+  const tests::Threads three(3);
   size_t most = 0;
   DataLoader plain(Calls{8, count});
   for (auto& threads : plain) most = std::max(most, threads);
   CHECK(most > 1);
   DataLoader loader(Calls{8, count}, {.workers = 2});
   for (auto& threads : loader) CHECK(threads == 1);
-  set_num_threads(before);
 }
 
 TEST_CASE("fifty epochs with workers leave no memory and no threads behind") {

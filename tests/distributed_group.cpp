@@ -9,6 +9,7 @@
 #include "halftone/halftone.h"
 #include "halftone/tests/collectives.h"
 #include "halftone/tests/error_text.h"
+#include "halftone/tests/threads.h"
 
 using namespace halftone;
 using namespace halftone::tests;
@@ -34,14 +35,12 @@ TEST_CASE("collectives of threads, every dtype and shape") {
 TEST_CASE("large collectives use the pool, and its size changes no bit") {
   std::vector<std::vector<float>> seen;
   for (int threads : {1, 3}) {
-    int saved = num_threads();
-    set_num_threads(threads);
+    const Threads pool(threads);
     hd::threads(3).run([&](hd::Group& rank) {
       Tensor x = values_of(rank.rank(), {300001}, DType::f32);
       rank.all_reduce(x).wait();
       if (rank.rank() == 2) seen.push_back(x.to_vector<float>());
     });
-    set_num_threads(saved);
   }
   CHECK(seen[0] == seen[1]);
 }

@@ -1,6 +1,7 @@
 // Attention against loops written from its formula, what masks hide, grouped heads, dropout, autocast, error texts.
 #include "halftone/tests/error_text.h"
 #include "halftone/tests/operators.h"
+#include "halftone/tests/threads.h"
 
 using namespace halftone;
 
@@ -137,9 +138,8 @@ TEST_CASE("report_B72: attention and its gradient have the same bits every time"
   manual_seed(3);
   Tensor q = drawn({2, 4, 70, 8}, DType::f32), k = drawn({2, 2, 90, 8}, DType::f32), v = drawn({2, 2, 90, 8}, DType::f32);
   std::vector<Doubles> first;
-  int threads = num_threads();
   for (int n : {1, 2, 3}) {
-    set_num_threads(n);
+    const tests::Threads threads(n);
     Tensor a = q.clone().requires_grad_(), b = k.clone().requires_grad_(), c = v.clone().requires_grad_();
     Tensor y = scaled_dot_product_attention(a, b, c, {}, {.causal = true});
     sum(y * y).backward();
@@ -147,7 +147,6 @@ TEST_CASE("report_B72: attention and its gradient have the same bits every time"
     if (n == 1) first = now;
     CHECK(now == first);
   }
-  set_num_threads(threads);
 }
 
 TEST_CASE("dropout of weights has the mean of none, and its gradient the same holes") {

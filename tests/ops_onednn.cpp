@@ -6,16 +6,12 @@
 #include "halftone/core/parallel.h"
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/threads.h"
 
 using namespace halftone;
+using halftone::tests::Threads;
 
 namespace {
-
-struct Threads {
-  int before = num_threads();
-  explicit Threads(int n) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before); }
-};
 
 Tensor wide(const Tensor& t) { return t.to(DType::f64); }
 

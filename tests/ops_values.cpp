@@ -2,6 +2,7 @@
 // Bounds are by kind of operator, never one tolerance for all.
 #include "halftone/ops/update.h"
 #include "halftone/tests/operators.h"
+#include "halftone/tests/threads.h"
 
 using namespace halftone;
 using namespace halftone::tests;
@@ -286,10 +287,9 @@ TEST_CASE("operators neither write beside their outputs nor read fresh memory") 
 }
 
 TEST_CASE("an operator gives the same bits for any number of threads") {
-  int threads = num_threads();
   std::vector<std::vector<Tensor>> first;
   for (int n : {1, 2, 3}) {
-    set_num_threads(n);
+    const tests::Threads threads(n);
     size_t at = 0;
     each_sample([&](const OpDef& op, const Sample& s, size_t k) {
       if (!supports(op, s, DType::f32)) return;
@@ -307,7 +307,6 @@ TEST_CASE("an operator gives the same bits for any number of threads") {
     if (n == 1) first.push_back(y);
     else CHECK(same_bits(y, first[at]));
   }
-  set_num_threads(threads);
 }
 
 TEST_CASE("the scoreboard counts operators") {
