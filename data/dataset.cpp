@@ -64,19 +64,25 @@ Tensor take_rows(std::span<const Tensor> tensors, std::span<const Row> rows) {
   const Tensor& first = check_rows(tensors, rows);
   if (first.device() != Device::cpu()) return gather_rows(tensors, rows);
   std::vector<Tensor> dense(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].defined()) dense[i] = tensors[i].is_contiguous() ? tensors[i] : tensors[i].detach().contiguous();
+  std::vector<const std::byte*> base(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    dense[i] = tensors[i].is_contiguous() ? tensors[i] : tensors[i].detach().contiguous();
+    base[i] = static_cast<const std::byte*>(dense[i].raw_data());
+  }
   Shape shape = first.shape();
   shape[0] = static_cast<int64_t>(rows.size());
   Tensor out = Tensor::empty(Meta(shape, first.dtype(), Device::cpu()));
   if (out.numel() == 0) return out;
   const size_t bytes = static_cast<size_t>(out.numel()) / rows.size() * size_of(out.dtype());
   auto* to = static_cast<std::byte*>(out.raw_data());
-  constexpr size_t share = size_t{1} << 16;  // bytes that are worth a thread
+  const auto row = [&](size_t i) { return base[rows[i].tensor] + static_cast<size_t>(rows[i].row) * bytes; };
+  constexpr size_t share = size_t{1} << 19;  // bytes that are worth a thread
+  constexpr size_t ahead = 8;                // rows lie anywhere in memory: their beginnings are asked for before their turn
   parallel_for(static_cast<int64_t>(rows.size()), static_cast<int64_t>(std::max<size_t>(share / bytes, 1)), [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      const auto* from = static_cast<const std::byte*>(dense[rows[i].tensor].raw_data()) + static_cast<size_t>(rows[i].row) * bytes;
-      std::memcpy(to + i * bytes, from, bytes);
+    for (auto i = static_cast<size_t>(begin), stop = static_cast<size_t>(end); i < stop; ++i) {
+      if (i + ahead < stop) __builtin_prefetch(row(i + ahead));
+      std::memcpy(to + i * bytes, row(i), bytes);
     }
   });
   return out;

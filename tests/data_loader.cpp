@@ -387,6 +387,15 @@ TEST_CASE("rows of views, of 16-bit tensors, of tensors with history") {
   CHECK(error_of([&] { take_rows(ones({}), Numbers{0}); }) == "take_rows: a 0-d tensor has no rows");
 }
 
+TEST_CASE("rows of more bytes than one thread takes") {
+  const tests::Threads three(3);
+  for (const int64_t width : {1, 7, 513}) {
+    const Tensor x = arange(3000 * width).view({3000, width});
+    const Numbers rows = permutation(3000, 1, 2);
+    CHECK(take_rows(x, rows).to_vector<int64_t>() == index_select(x, 0, tensor(rows)).to_vector<int64_t>());
+  }
+}
+
 TEST_CASE("subsets, sequences and splits") {
   const Subset part(numbers(10), {7, 2, 2});
   CHECK(part.get(Numbers{2, 0}).target.to_vector<int64_t>() == Numbers{2, 7});
