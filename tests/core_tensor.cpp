@@ -1,5 +1,8 @@
 // Shapes, checked arithmetic, views and their limits, versions, carving, devices, printing, dispatch, the registry.
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
 #include <sstream>
 #include <thread>
 
@@ -302,6 +305,21 @@ TEST_CASE("memory statistics follow tensors") {
     CHECK(memory_stats(cpu).peak == before + 8000);
   }
   CHECK(memory_stats(cpu).allocated == before);
+}
+
+TEST_CASE("a large tensor asks for large pages") {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) HT_SKIP("this system has no large pages");
+  const Tensor x = empty({64 << 20}, {.dtype = DType::u8});
+  const auto middle = reinterpret_cast<uintptr_t>(x.raw_data()) + (32 << 20);
+  std::ifstream maps("/proc/self/smaps");
+  std::string flags;
+  bool inside = false;
+  for (std::string line; std::getline(maps, line) && flags.empty();) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2) inside = begin <= middle && middle < end;
+    else if (inside && line.starts_with("VmFlags:")) flags = line + " ";
+  }
+  CHECK_THAT(flags, Catch::Contains(" hg "));
 }
 
 TEST_CASE("state dicts") {

@@ -57,6 +57,7 @@ const std::vector<Place> places = {
     {"cxxabi\\.h", R"(core/error\.cpp)"},
     {"(x86|imm)intrin.h|cpuid.h|arm_neon.h", R"(ops/.*\.cpp)"},
     {"pthread\\.h", R"(core/parallel\.cpp|(?!core/).*\.cpp)"},  // the standard library knows nothing of fork
+    {"sys/mman\\.h", R"(core/storage\.cpp|(?!core/).*\.cpp)"},  // nor of pages
     {"(unistd|fcntl|dlfcn|execinfo|sched|pthread|signal|termios|dirent|poll|spawn|malloc)\\.h|sys/[a-z]+\\.h",
      R"((?!core/).*\.cpp)"},
 };
