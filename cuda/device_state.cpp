@@ -25,6 +25,13 @@ FaultNames& fault_names() {
   return *names;
 }
 
+// HALFTONE_CUDA_NO_CACHE=n: each tensor has memory of its own, which compute-sanitizer then guards, in multiples of n bytes. With several
+// GPUs n is 16: NCCL reads the words that a buffer's ends lie in, of 4 bytes (its protocol LL) or 16 (LL128), as cudaMalloc's alignment allows.
+size_t no_cache() {
+  static const char* n = std::getenv("HALFTONE_CUDA_NO_CACHE");
+  return n ? static_cast<size_t>(std::max(1, std::atoi(n))) : 0;
+}
+
 }  // namespace
 
 BoundDevice::BoundDevice(int index) {
@@ -42,7 +49,8 @@ void* DriverMemory::allocate(size_t bytes) {
   BoundDevice bound(device_);
   RelaxedCapture relaxed;
   void* data = nullptr;
-  cudaError_t status = cudaMalloc(&data, bytes);
+  size_t step = std::max<size_t>(no_cache(), 1);
+  cudaError_t status = cudaMalloc(&data, (bytes + step - 1) / step * step);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return nullptr;
@@ -138,9 +146,7 @@ void Staging::forget(cudaStream_t stream) {
   for (auto& chunk : chunks_) if (chunk.stream == stream) chunk.stream = nullptr;
 }
 
-// HALFTONE_CUDA_NO_CACHE=1: each tensor has memory of its own, which compute-sanitizer then guards.
-DeviceState::DeviceState(int i)
-    : index(i), memory(i), allocator(memory, text::cat("cuda:", i), std::getenv("HALFTONE_CUDA_NO_CACHE") == nullptr) {
+DeviceState::DeviceState(int i) : index(i), memory(i), allocator(memory, text::cat("cuda:", i), no_cache() == 0) {
   BoundDevice bound(index);
   RelaxedCapture relaxed;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
