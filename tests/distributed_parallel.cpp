@@ -136,24 +136,56 @@ TEST_CASE("on whole numbers, gradients are the joined batch's bit for bit") {
 
 TEST_CASE("training takes the same steps on every rank, and those of one process") {
   on_groups([](distributed::Group& rank, Findings& found) {
-    Task reference = cnn(), t = cnn();
-    optim::SGD plain(reference.net.parameters(), {.lr = .1, .momentum = .9});
-    nn::DistributedDataParallel ddp(t.net, rank, small_buckets);
-    optim::SGD opt(ddp.parameters(), {.lr = .1, .momentum = .9});
-    auto [from, to] = share(rank, t.size());
-    auto step = capture([&, begin = from, end = to](const Tensor& x) {
-      opt.zero_grad();
-      t.loss(ddp(x), begin, end).backward();
-      opt.step();
-    });
-    for (int i = 0; i < 10; ++i) {
-      step(t.x.slice(0, from, to));
-      Values sums = shards_in_order(reference, rank.size(), true);
-      size_t k = 0;
-      for (auto& p : reference.net.parameters()) p.set_grad(tensor(sums[k++]).to(DType::f32).view(p.shape()));
-      plain.step();
+    for (bool images : {false, true}) {
+      Task reference = images ? cnn() : mlp(), t = images ? cnn() : mlp();
+      optim::SGD plain(reference.net.parameters(), {.lr = .1, .momentum = .9});
+      nn::DistributedDataParallel ddp(t.net, rank, small_buckets);
+      optim::SGD opt(ddp.parameters(), {.lr = .1, .momentum = .9});
+      auto [from, to] = share(rank, t.size());
+      auto step = capture([&, begin = from, end = to](const Tensor& x) {
+        opt.zero_grad();
+        t.loss(ddp(x), begin, end).backward();
+        opt.step();
+      });
+      for (int i = 0; i < 10; ++i) {
+        step(t.x.slice(0, from, to));
+        Values sums = shards_in_order(reference, rank.size(), true);
+        found.expect(gradients(t.net) == sums, text::cat("gradients of step ", i, ", images: ", images));
+        size_t k = 0;
+        for (auto& p : reference.net.parameters()) p.set_grad(tensor(sums[k++]).to(DType::f32).view(p.shape()));
+        plain.step();
+      }
+      found.expect(values(t.net.parameters()) == values(reference.net.parameters()), text::cat("weights after 10 steps, images: ", images));
     }
-    found.expect(values(t.net.parameters()) == values(reference.net.parameters()), "weights after 10 steps");
+  });
+}
+
+TEST_CASE("training follows the joined batch's within rounding, with batch norm where it is over all ranks") {
+  struct Case { const char* name; bool images; int norms; };
+  on_groups([](distributed::Group& rank, Findings& found) {
+    for (auto& [name, images, norms] : {Case{"MLP", false, 0}, Case{"CNN", true, 0}, Case{"CNN with SyncBatchNorm", true, 2}}) {
+      Task joined = images ? cnn(16, norms) : mlp(), t = images ? cnn(16, norms) : mlp();
+      found.expect(nn::convert_sync_batch_norm(t.net, rank) == norms, "norms");
+      nn::DistributedDataParallel ddp(t.net, rank, small_buckets);
+      optim::SGD opt(ddp.parameters(), {.lr = .1, .momentum = .9}), plain(joined.net.parameters(), {.lr = .1, .momentum = .9});
+      Values begun = values(t.net.parameters());
+      auto [from, to] = share(rank, t.size());
+      for (int i = 0; i < 10; ++i) {
+        opt.zero_grad();
+        plain.zero_grad();
+        t.loss(ddp(t.x.slice(0, from, to)), from, to).backward();
+        joined.loss(joined.net(joined.x), 0, joined.size()).backward();
+        if (i == 0) {
+          double apart = largest_difference(gradients(t.net), gradients(joined.net));
+          found.expect(apart < 1e-5, text::cat(name, ": gradients are ", apart, " apart"));
+        }
+        opt.step();
+        plain.step();
+      }
+      double apart = largest_difference(values(t.net.parameters()), values(joined.net.parameters())),
+             moved = largest_difference(begun, values(joined.net.parameters()));
+      found.expect(apart < 1e-4 && moved > .05, text::cat(name, ": weights are ", apart, " apart after 10 steps, which moved them by ", moved));
+    }
   });
 }
 
