@@ -1,6 +1,7 @@
 // DataParallel, DistributedDataParallel, SyncBatchNorm and sharded optimizer states, on threads, and on whatever mpirun started:
 // gradients are bit for bit those of one process that runs the shards in order of rank and adds them.
 // mpirun: 2 4
+#include <array>
 #include <cmath>
 #include <mutex>
 #include <set>
@@ -10,6 +11,7 @@
 #include "halftone/tests/catch.h"
 #include "halftone/tests/error_text.h"
 #include "halftone/tests/tasks.h"
+#include "halftone/tests/temporary.h"
 #include "halftone/tests/values.h"
 
 using namespace halftone;
@@ -124,11 +126,15 @@ TEST_CASE("on whole numbers, gradients are the joined batch's bit for bit") {
       // The same in two parts, of which only the last reduces.
       t.net.zero_grad();
       int64_t middle = (from + to) / 2;
+      int issued = 0;
+      auto hook = rank.on_issue([&](const distributed::Issued&) { ++issued; });
       {
         auto guard = ddp.no_sync();
         (whole_loss(ddp(t.x.slice(0, from, middle))) / 2).backward();
       }
+      found.expect(issued == 0, "no_sync sends nothing");
       (whole_loss(ddp(t.x.slice(0, middle, to))) / 2).backward();
+      found.expect(issued > 0, "the last part sends");
       found.expect(gradients(t.net) == gradients(joined.net), "accumulated gradients are the joined batch's");
     }
   });
@@ -547,6 +553,63 @@ TEST_CASE("a position in the data goes on with another number of ranks") {
   data::DataLoader other(set, {.batch_size = 3});
   distributed::SharedPosition position(other, distributed::Group());
   TEXT(position.load_state_dict(saved[0]), "SharedPosition: the position is one of batches of 8 on 2 ranks, these have 3 on 1; give each rank 8 / 1");
+}
+
+TEST_CASE("another number of ranks goes on from rank 0's checkpoint") {
+  struct Seen {
+    Values weights, states;
+    bool operator==(const Seen&) const = default;
+  };
+  // What rank 0 has when it begins and when it saves, at step `last`.
+  auto train = [](int ranks, const std::string& folder, int64_t last) {
+    std::array<Seen, 2> seen;
+    distributed::threads(ranks, 60).run([&](distributed::Group& rank) {
+      Task t = cnn(48);
+      nn::DistributedDataParallel ddp(t.net, rank, small_buckets);
+      optim::AdamW opt(ddp.parameters(), {.lr = .02, .eps = .1});  // steps that follow the gradient, so that rounding stays small
+      distributed::ShardedState shards(opt, rank);
+      amp::GradScaler scaler({.init_scale = 64, .growth_interval = 2});
+      data::TensorDataset set{t.x, t.target};
+      data::DataLoader loader(set, {.batch_size = 8 / ranks, .seed = 3, .sampler = data::DistributedSampler(48, rank.rank(), ranks)});
+      distributed::SharedPosition position(loader, rank);
+      io::Checkpoint checkpoint(folder);
+      checkpoint.add("net", t.net).add("opt", shards).add("scaler", scaler).add("loader", position);
+      auto look = [&](Seen& at) {
+        shards.consolidate();
+        if (rank.rank() > 0) return;
+        at.weights = values(t.net.parameters());
+        for (auto& state : {shards.state_dict(), scaler.state_dict()})
+          for (auto& [name, v] : state) at.states.push_back(v.to_vector<double>());
+      };
+      int64_t step = checkpoint.resume().value_or(0);
+      rank.barrier();
+      look(seen[0]);
+      while (step < last)
+        for (auto& [x, target] : loader) {
+          opt.zero_grad();
+          scaler.scale(cross_entropy(ddp(x), target)).backward();
+          scaler.step(opt);
+          scaler.update();
+          if (++step < last) continue;
+          look(seen[1]);
+          if (rank.rank() == 0) checkpoint.save(step);
+          break;
+        }
+    });
+    return seen;
+  };
+  Temporary unbroken;
+  Seen whole = train(4, unbroken.folder, 9)[1];  // ends in the second epoch
+  for (int ranks : {4, 2, 1, 8}) {
+    INFO(ranks << " ranks go on");
+    Temporary folder;
+    Seen saved = train(4, folder.folder, 4)[1];
+    auto [begun, ended] = train(ranks, folder.folder, 9);
+    CHECK(begun == saved);
+    CHECK((ranks != 4 || ended == whole));
+    CHECK(largest_difference(ended.weights, whole.weights) < 1e-5);
+    CHECK(largest_difference(saved.weights, whole.weights) > 1e-2);
+  }
 }
 
 // ---- DataParallel
