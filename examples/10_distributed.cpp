@@ -1,6 +1,6 @@
 // Trains a network on Fashion-MNIST on several ranks at once: alone with one, by threads of one process, or in as many processes as
 // mpirun or srun start. Each rank takes its share of every batch; all take the same step. docs/distributed.md has more.
-//   ./distributed --threads 4            mpirun -n 4 ./distributed            srun -N 2 --ntasks-per-node 8 ./distributed --device cuda
+//   ./distributed --threads 4            mpirun -n 4 ./distributed            srun --mpi=pmix -N 2 --ntasks-per-node=8 ./distributed --device cuda
 // ctest: --data @data@/fashion-mnist-subset --epochs 2 --threads 2 --sharded --fresh --out distributed_test
 #include "halftone/examples/run.h"
 
