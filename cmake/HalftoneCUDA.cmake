@@ -7,6 +7,9 @@ endif()
 if(NOT DEFINED CMAKE_CUDA_RUNTIME_LIBRARY)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
 endif()
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)(90|all)")  # for sources that name it: see HalftoneLibrary.cmake
+  set(HALFTONE_HAS_WGMMA 1)
+endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 

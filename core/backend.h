@@ -42,8 +42,8 @@ class HT_API Backend {
   virtual void reset_peak_memory(int index) = 0;
 };
 
-// f32 products and convolutions of CUDA through TF32 tensor cores: about 8 times as fast, with 10 bits of mantissa in each factor.
-// Off unless asked for; process-wide; changes no dtype.
+// f32 products and convolutions of CUDA with factors of 10 bits of mantissa (TF32): two to four times as fast. Off unless asked for;
+// process-wide; changes no dtype.
 HT_API void allow_tf32(bool on);
 HT_API bool tf32_allowed();
 

@@ -8,7 +8,7 @@
 #include "halftone/cuda/attention.h"
 
 #include "halftone/cuda/all.h"
-#include "halftone/cuda/numeric.cuh"
+#include "halftone/cuda/tensor_cores.cuh"
 #include "halftone/ops/attention.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/random.h"
@@ -91,7 +91,6 @@ __device__ void load_tile(T* to, const Operand<T>& from, int first, int limit, i
 
 // ---- products of a warp
 
-__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 // Four 8 x 8 matrices of 16-bit elements; each lane gives a row's address, those of matrix i by lanes 8 i to 8 i + 7.
 __device__ inline void load_matrices(uint32_t (&m)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -123,30 +122,7 @@ template <class T> __device__ uint32_t narrow_pair(float low, float high) {
   return pair;
 }
 
-// f32 numbers, each as the sum of two in TF32 (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022).
-// Of an infinity the second is NaN.
-template <int n> struct Split {
-  uint32_t high[n], low[n];
-  __device__ void set(int i, float v) {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high[i]) : "f"(v));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low[i]) : "f"(v - bit_cast<float>(high[i])));
-  }
-};
-// c += a b for a [16, 8] and b [8, 8].
-__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-// Tensor cores cut off what does not fit their sums, so that these are short ones, added by rounding to nearest.
-__device__ inline void multiply_add(float (&c)[4], const Split<4>& a, const Split<2>& b) {
-  float sum[4] = {0, 0, 0, 0};
-  multiply_add(sum, a.low, b.high);
-  multiply_add(sum, a.high, b.low);
-  multiply_add(sum, a.high, b.high);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) c[j] += sum[j];
-}
+constexpr int together = 4;  // products in f32 that take turns
 
 // x y^T for the warp's rows x and a tile y, both with `depth` columns.
 template <int width, int columns, class T>
@@ -178,11 +154,11 @@ __device__ void multiply(float (&c)[columns / 8][4], const T* x, const T* y, int
 #pragma unroll
       for (int i = 0; i < 4; ++i) a.set(i, row[i % 2 * 8 * pitch + k + i / 2 * 4]);
 #pragma unroll
-      for (int n = 0; n < columns / 8; ++n) {
-        Split<2> b;
+      for (int n = 0; n < columns / 8; n += together) {
+        Split<2> b[together];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) b.set(i, column[n * 8 * pitch + k + i * 4]);
-        multiply_add(c[n], a, b);
+        for (int i = 0; i < 2 * together; ++i) b[i / 2].set(i % 2, column[(n + i / 2) * 8 * pitch + k + i % 2 * 4]);
+        multiply_add<together>(c + n, a, b);
       }
     }
   }
@@ -217,12 +193,12 @@ __device__ void accumulate(float (&out)[width / 8][4], const float (&p)[columns 
 #pragma unroll
       for (int i = 0; i < 4; ++i) a.set(i, p[k][i % 2 * 2 + i / 2]);
 #pragma unroll
-      for (int n = 0; n < width / 8; ++n) {
+      for (int n = 0; n < width / 8; n += together) {
         if (n * 8 >= used) break;
-        Split<2> b;
+        Split<2> b[together];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) b.set(i, corner[(k * 8 + i) * pitch + n * 8]);
-        multiply_add(out[n], a, b);
+        for (int i = 0; i < 2 * together; ++i) b[i / 2].set(i % 2, corner[(k * 8 + i % 2) * pitch + (n + i / 2) * 8]);
+        multiply_add<together>(out + n, a, b);
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/numeric.cuh"
+#include "halftone/cuda/conv_3xtf32.h"
 #include "halftone/cuda/small_conv.h"
 #include "halftone/ops/conv.h"
 #include "halftone/ops/unary.h"
@@ -172,7 +173,7 @@ int64_t blocks_for(int64_t elements) { return std::min<int64_t>(ceil_div(element
 
 template <bool with_relu> void forward(const Call& c, const Tensor& y) {
   const Tensor &x = c.in[0], &w = c.in[1];
-  if (small_conv(c, y, with_relu)) return;
+  if (small_conv(c, y, with_relu) || conv_3xtf32(c, y, with_relu)) return;
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
     const T* bias = c.has(2) ? c.in[2].data<T>() : nullptr;
     launch("conv", conv_kernel<T, with_relu>, blocks_for(y.numel()), threads, problem(c, x, w, y), y.data<T>(), x.data<T>(), w.data<T>(), bias,
@@ -200,6 +201,7 @@ void run_conv_relu(const Call& c, std::span<Tensor> out) { forward<true>(c, out[
 
 void run_conv_input(const Call& c, std::span<Tensor> out) {
   const Tensor &g = c.in[0], &w = c.in[1], &x = out[0];
+  if (conv_input_3xtf32(c, x)) return;
   visit<floating_types>(g.dtype(), [&]<class T>(Type<T>) {
     launch("conv_input", conv_input_kernel<T>, blocks_for(x.numel()), threads, problem(c, x, w, g), x.data<T>(), g.data<T>(), w.data<T>());
   });
@@ -207,7 +209,7 @@ void run_conv_input(const Call& c, std::span<Tensor> out) {
 
 void run_conv_weight(const Call& c, std::span<Tensor> out) {
   const Tensor &x = c.in[0], &g = c.in[1], &w = out[0];
-  if (small_conv_weight(c, w)) return;
+  if (small_conv_weight(c, w) || conv_weight_3xtf32(c, w)) return;
   const int64_t blocks = std::min<int64_t>(w.numel(), int64_t{64} * sm_count());
   visit<floating_types>(x.dtype(), [&]<class T>(Type<T>) {
     auto run = [&]<class W>(Type<W>) {

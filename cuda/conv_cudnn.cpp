@@ -1,14 +1,16 @@
 // Convolutions on CUDA by cuDNN's graph API. What a call needs besides its addresses is a plan, found once per problem: the
 // library's first choice, or the fastest (core/tuning.h), of those that give the same bits every time and compute in the dtype
-// they are asked for; tuning may find that cuBLASLt is faster where a kernel has one place. Without a plan, in f64, and where windows hold
-// few numbers of 16 bits, our own kernels run.
+// they are asked for; tuning may find that cuBLASLt is faster where a kernel has one place. Without a plan, in f64, for f32 images in
+// one group (gemm_3xtf32.cu), and where windows hold few numbers of 16 bits, our own kernels run.
 //
 // Tensor cores want channels last. Whatever the layout of the tensors, 16-bit operands are handed over with their channels
 // as neighbours: those that lie so already are not copied.
 #include "halftone/core/backend.h"
 #include "halftone/cuda/attention.h"
 #include "halftone/cuda/conv.h"
+#include "halftone/cuda/conv_3xtf32.h"
 #include "halftone/cuda/cudnn_plans.h"
+#include "halftone/cuda/images.h"
 #include "halftone/cuda/matmul.h"
 #include "halftone/cuda/small_conv.h"
 #include "halftone/ops/binary.h"
@@ -188,36 +190,6 @@ bool run_plan(const Problem& p, Addresses addresses, const Product& product) {
 // ---- calls
 
 bool aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.raw_data()) % 16 == 0; }
-bool fits(const Tensor& t, bool channels_last) { return aligned(t) && (channels_last ? t.meta().channels_last() : t.is_contiguous()); }
-Tensor fresh(Shape shape, DType dtype, Device device, bool channels_last) {
-  Meta m(shape, dtype, device);
-  if (channels_last) m.strides = channels_last_strides(shape);
-  return Tensor::allocate(m);
-}
-Shape with_channels(Shape shape, int64_t channels) {
-  shape[1] = channels;
-  return shape;
-}
-
-// t, or a copy of it that cuDNN takes, with zeros for channels that it lacks.
-Tensor operand(const Tensor& t, bool channels_last, int64_t channels) {
-  if (t.size(1) == channels && fits(t, channels_last)) return t;
-  Tensor copy = fresh(with_channels(t.shape(), channels), t.dtype(), t.device(), channels_last);
-  if (t.size(1) == channels) return copy.copy_(t);
-  copy.zero_();
-  copy.slice(1, 0, t.size(1)).copy_(t);
-  return copy;
-}
-Tensor operand(const Tensor& t, bool channels_last) { return operand(t, channels_last, t.size(1)); }
-
-// The result's memory: `out` itself, or something to copy from.
-struct Result {
-  const Tensor& out;
-  Tensor to;
-  Result(const Tensor& t, DType dtype, bool channels_last)
-      : out(t), to(dtype == t.dtype() && fits(t, channels_last) ? t : fresh(t.shape(), dtype, t.device(), channels_last)) {}
-  void finish() const { if (to.body() != out.body()) call_all(op::copy, {out, to}); }
-};
 
 // The matrix [pixels, channels] that lies in memory where the channels of t come last.
 Tensor rows(const Tensor& t) {
@@ -260,7 +232,7 @@ bool forward(Problem p, const Call& c, const Tensor& y, DType dtype, const Tenso
 // cuDNN's relu is not asked: it turns NaN into 0.
 template <bool with_relu> void run_forward(const Call& c, std::span<Tensor> out) {
   const Tensor& y = out[0];
-  if (small_conv(c, y, with_relu)) return;
+  if (small_conv(c, y, with_relu) || conv_3xtf32(c, y, with_relu)) return;
   auto otherwise = with_relu ? run_conv_relu : run_conv;
   auto p = problem(c, Kind::forward, c.in[0], c.in[1], y);
   if (!p) return otherwise(c, out);
@@ -281,6 +253,7 @@ template <bool with_relu> void run_forward(const Call& c, std::span<Tensor> out)
 }
 
 void run_input(const Call& c, std::span<Tensor> out) {
+  if (conv_input_3xtf32(c, out[0])) return;
   auto p = problem(c, Kind::input, out[0], c.in[1], c.in[0]);
   if (!p) return run_conv_input(c, out);
   Tensor g = operand(c.in[0], p->channels_last), w = operand(c.in[1], p->channels_last);
@@ -291,7 +264,7 @@ void run_input(const Call& c, std::span<Tensor> out) {
 }
 
 void run_weight(const Call& c, std::span<Tensor> out) {
-  if (small_conv_weight(c, out[0])) return;
+  if (small_conv_weight(c, out[0]) || conv_weight_3xtf32(c, out[0])) return;
   auto p = problem(c, Kind::weight, c.in[0], out[0], c.in[1]);
   if (!p) return run_conv_weight(c, out);
   Tensor x = operand(c.in[0], p->channels_last), g = operand(c.in[1], p->channels_last);

@@ -151,9 +151,7 @@ DeviceState::DeviceState(int i) : index(i), memory(i), allocator(memory, text::c
   RelaxedCapture relaxed;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, index), "cudaDeviceGetAttribute");
-  int generation = 0;
   check(cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, index), "cudaDeviceGetAttribute");
-  starts_early = generation >= 9;
   auto kind = cudaHostAllocPortable | cudaHostAllocMapped;
   check(cudaHostAlloc(reinterpret_cast<void**>(&fault), sizeof(Fault), kind), "cudaHostAlloc");
   *fault = {};

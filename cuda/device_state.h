@@ -75,7 +75,7 @@ struct DeviceState {
   explicit DeviceState(int index);
 
   int index, sm_count;
-  bool starts_early;  // kernels, before those ahead of them have ended
+  int generation;  // of its architecture, 9 for Hopper, which can start kernels before those ahead of them have ended
   cudaStream_t stream;  // the device's own
   DriverMemory memory;
   Allocator allocator;

@@ -1,6 +1,7 @@
 // matmul and the linear family on CUDA, by cuBLASLt. What a call needs besides its addresses (descriptors and an
 // algorithm) is a plan, found once per shape, layout, dtype, epilogue and alignment: the library's first choice, or the
-// fastest (core/tuning.h), of those that give the same bits every time. The fast kernels want rows of 16-bit and TF32 matrices
+// fastest (core/tuning.h), of those that give the same bits every time. Large products in f32 are the tensor cores' (gemm_3xtf32.cu),
+// unless tuning finds that the library is faster. The fast kernels want rows of 16-bit and TF32 matrices
 // that begin at multiples of 16 bytes; a plan may say which matrices of a large product are copied into such rows, and which are
 // copied back. Everything is seen transposed: cuBLASLt is column-major, so it computes y' = b' a'.
 
@@ -13,7 +14,7 @@
 
 #include "halftone/core/backend.h"
 #include "halftone/cuda/all.h"
-#include "halftone/cuda/copy_matrices.h"
+#include "halftone/cuda/gemm_3xtf32.h"
 #include "halftone/cuda/matmul.h"
 #include "halftone/cuda/matmul_epilogue.h"
 #include "halftone/cuda/plans.h"
@@ -84,7 +85,7 @@ struct Plan {
   cublasLtMatrixLayoutOpaque_t left, right, out;
   cublasLtMatmulAlgo_t algorithm;
   int64_t copied = 0;  // bits: copied_a and so on
-  bool tuned = false;
+  bool tuned = false, by_3xtf32 = false;
 };
 
 cudaDataType_t type_of(int64_t dtype) {
@@ -272,6 +273,26 @@ std::vector<Plan> plans_of(const Problem& problem, int64_t copied, int most, con
 }
 
 struct Addresses { const void *a, *b; void* y; const void* bias; };
+
+// ---- f32 on tensor cores
+
+constexpr const char* name_3xtf32 = "3xtf32";  // among tuned choices
+Plan plan_3xtf32(bool tuned) {
+  Plan plan;
+  plan.tuned = tuned;
+  plan.by_3xtf32 = true;
+  return plan;
+}
+GemmOperand operand_a(const Problem& p, const void* a) { return {static_cast<const float*>(a), a_of(p), p.a_transposed != 0}; }
+GemmOperand operand_b(const Problem& p, const void* b) { return {static_cast<const float*>(b), b_of(p), p.b_transposed != 0}; }
+bool takes_3xtf32(const Problem& p) {
+  const bool plain = p.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  return static_cast<DType>(p.dtype) == DType::f32 && p.compute == CUBLAS_COMPUTE_32F && plain &&
+         gemm_3xtf32_takes(operand_a(p, nullptr), operand_b(p, nullptr), p.batches);
+}
+
+// ---- calls
+
 void call_library(const Problem& p, Plan plan, const Addresses& at) {
   if (at.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias);
   float one = 1, zero = 0;
@@ -287,6 +308,8 @@ void call_library(const Problem& p, Plan plan, const Addresses& at) {
         "matmul");
 }
 void execute(const Problem& p, const Plan& plan, const Addresses& at) {
+  if (plan.by_3xtf32)
+    return gemm_3xtf32(operand_a(p, at.a), operand_b(p, at.b), static_cast<const float*>(at.bias), static_cast<float*>(at.y), p.batches);
   if (plan.copied == 0) return call_library(p, plan, at);
   const Problem q = padded(p, plan.copied);
   const int64_t width = width_of(p.dtype), out_width = width_of(p.out_dtype);
@@ -311,6 +334,7 @@ void execute(const Problem& p, const Plan& plan, const Addresses& at) {
 
 // A plan's name among tuned choices: what it copies and the algorithm's bits, which count for one version of the library.
 std::string text_of(const Plan& plan) {
+  if (plan.by_3xtf32) return name_3xtf32;
   std::string text = plan.copied ? text::cat("copies ", plan.copied) : "";
   for (uint64_t word : plan.algorithm.data) text += (text.empty() ? "" : " ") + std::to_string(word);
   return text;
@@ -319,23 +343,27 @@ std::string name_of(const Problem& p) { return tuning_name(text::cat("cublaslt "
 void tune_plan(const Problem& p, const Addresses& at) {
   if (tuned_choice(name_of(p))) return;
   std::optional<double> least;
+  auto consider = [&](const Plan& plan) {
+    const double ms = time_call([&] { execute(p, plan, at); });
+    if (least && ms >= *least) return;
+    least = ms;
+    set_tuned_choice(name_of(p), text_of(plan));
+  };
+  if (takes_3xtf32(p)) consider(plan_3xtf32(true));
   for (int64_t copied : ways_to_copy(p)) {
     auto all = plans_of(p, copied, most_candidates, at.bias);
     auto best = fastest(static_cast<int64_t>(all.size()), [&](int64_t i) {
       return std::optional(time_call([&] { execute(p, all[static_cast<size_t>(i)], at); }));
     });
-    if (!best) continue;
-    const Plan& plan = all[static_cast<size_t>(*best)];
-    double ms = time_call([&] { execute(p, plan, at); });
-    if (least && ms >= *least) continue;
-    least = ms;
-    set_tuned_choice(name_of(p), text_of(plan));
+    if (best) consider(all[static_cast<size_t>(*best)]);
   }
 }
 
 std::optional<Plan> make_plan(const Problem& p, const void* bias) {
   auto choice = tuned_choice(name_of(p));
   std::optional<Plan> first;
+  if (takes_3xtf32(p)) first = plan_3xtf32(choice == name_3xtf32);
+  if (first && (!choice || first->tuned)) return first;
   for (int64_t copied : ways_to_copy(p)) {
     for (auto& plan : plans_of(p, copied, choice ? most_candidates : 8, bias)) {
       plan.tuned = choice && text_of(plan) == *choice;

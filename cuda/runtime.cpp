@@ -73,7 +73,7 @@ void launch_untyped(const char* name, const void* kernel, const Grid& grid, void
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared)),
           name);
   dim3 blocks(static_cast<unsigned>(grid.blocks)), threads(static_cast<unsigned>(grid.threads));
-  if (!thread_state().capture || !device_state(device()).starts_early)
+  if (!thread_state().capture || device_state(device()).generation < 9)
     return check(cudaLaunchKernel(kernel, blocks, threads, arguments, grid.shared, stream()), name);
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

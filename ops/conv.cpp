@@ -270,10 +270,11 @@ void check_groups(const std::string& name, const ConvAttrs& a, int64_t in, int64
   HT_CHECK(in % a.groups == 0 && out % a.groups == 0, name, ": expected channels that groups = ", a.groups, " divides, got ", in, " in and ", out, " out");
 }
 
-// Images on a GPU lie with their channels last where tensor cores compute.
-Meta image(const Shape& shape, DType dtype, Device device) {
+// Images on a GPU lie with their channels last where tensor cores compute: f32 by kernels of ours for one group (cuda/gemm_3xtf32.cu),
+// the others by cuDNN.
+Meta image(const Shape& shape, DType dtype, Device device, int64_t groups) {
   Meta m(shape, dtype, device);
-  bool tensor_cores = is_16bit_dtype(dtype) || (dtype == DType::f32 && tf32_allowed());
+  bool tensor_cores = is_16bit_dtype(dtype) || (dtype == DType::f32 && (tf32_allowed() || (groups == 1 && shape.rank() == 4)));
   if (device.type == DeviceType::cuda && shape.rank() >= 4 && tensor_cores) m.strides = channels_last_strides(shape);
   return m;
 }
@@ -291,7 +292,7 @@ Metas infer_conv(const Call& c) {
   }
   Shape y{x.shape[0], w.shape[0]};
   for (size_t d = 0; d < static_cast<size_t>(a.dims); ++d) y.push_back(output_size(name, a, d, x.shape[d + 2], w.shape[d + 2]));
-  return {image(y, x.dtype, x.device)};
+  return {image(y, x.dtype, x.device, a.groups)};
 }
 
 Metas infer_conv_input(const Call& c) {
@@ -306,7 +307,7 @@ Metas infer_conv_input(const Call& c) {
     int64_t expected = output_size(name, a, d, a.size[d], w.shape[d + 2]);
     HT_CHECK(g.shape[d + 2] == expected, name, ": expected size ", expected, " in dimension ", d + 2, " for an input of size ", a.size[d], ", got ", g);
   }
-  return {image(x, g.dtype, g.device)};
+  return {image(x, g.dtype, g.device, a.groups)};
 }
 
 Metas infer_conv_weight(const Call& c) {

@@ -87,7 +87,7 @@ TEST_CASE("a residual network in 16 bits keeps its channels last and its results
     }
 }
 
-TEST_CASE("f32 images stay row-major, and turn with TF32") {
+TEST_CASE("f32 images turn, too, with and without TF32") {
   NEEDS_CUDA();
   Network net(8, 16);
   Tensors p = moved(net.weights, gpu, DType::f32), here = moved(net.weights, Device::cpu(), DType::f64);
@@ -97,7 +97,7 @@ TEST_CASE("f32 images stay row-major, and turn with TF32") {
     auto got = net.forward(p, x_gpu), want = net.forward(here, x.to(DType::f64));
     allow_tf32(false);
     for (size_t i = 0; i + 1 < got.size(); ++i) {
-      CHECK(turned(got[i]) == tf32);
+      CHECK(turned(got[i]));
       CHECK(difference(got[i], want[i]) < (tf32 ? 5e-3 : 1e-5));
     }
   }
