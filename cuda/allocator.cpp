@@ -72,7 +72,7 @@ void* Allocator::allocate(size_t bytes, void* stream, Pool* pool) {
   Pool& from = pool ? *pool : *pools_.front();
   size_t rounded = cached_ ? round_up(std::max<size_t>(bytes, 1), granule) : std::max<size_t>(bytes, 1);
   HT_CHECK(rounded >= bytes, "out of memory: ", name_, " cannot allocate ", bytes, " bytes");
-  Block* block = take_kept(rounded, stream, from);
+  Block* block = cached_ ? take_kept(rounded, stream, from) : reserve(rounded, stream, from);
   if (!block) {
     block = take(rounded, stream, from);
     if (!block && !from.kept.empty()) {
@@ -168,17 +168,17 @@ void Allocator::free(void* data) noexcept {
   for (void* stream : block->used_on) waiting_.push_back({stream, source_.mark(stream), block});
   block->used_on.clear();
   if (block->marks > 0) return;
-  if (!cached_) return give_back(block);
-  if (block->small && !block->pool->retired) block->pool->kept[block->stream][block->size / granule].push_back(block);
+  if (cached_ && block->small && !block->pool->retired) block->pool->kept[block->stream][block->size / granule].push_back(block);
   else release(block);
 }
 
-// Back to its list, joined with free neighbours; out to the driver when its pool has retired.
+// Back to its list, joined with free neighbours; out to the driver when its pool has retired, and when nothing is cached but for the
+// pools of graphs, which may be replayed.
 void Allocator::release(Block* block) noexcept {
   block = merge(block);
   block->state = Block::free;
   Pool* pool = block->pool;
-  if (pool->retired && block->whole()) {
+  if ((pool->retired || (!cached_ && pool == pools_.front().get())) && block->whole()) {
     give_back(block);
     drop_if_done(pool);
   } else {
@@ -233,7 +233,7 @@ void Allocator::collect(bool wait) noexcept {
   std::erase_if(waiting_, [&](Waiting& w) {
     if (!w.mark) w.mark = source_.mark(w.stream);
     if (!w.mark || !source_.passed(w.mark, wait)) return false;
-    if (--w.block->marks == 0) cached_ ? release(w.block) : give_back(w.block);
+    if (--w.block->marks == 0) release(w.block);
     return true;
   });
 }

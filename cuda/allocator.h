@@ -41,8 +41,8 @@ class HT_API Allocator {
     int64_t driver_allocations = 0, driver_frees = 0;
   };
 
-  // Without `cached`, every block is a segment of its exact size that goes straight back to the source: for tools that look at
-  // accesses past a block's end.
+  // Without `cached`, every block is a segment of its exact size that goes straight back to the source, or once its pool retires: for
+  // tools that look at accesses past a block's end.
   Allocator(MemorySource& source, std::string name, bool cached = true);
   ~Allocator();
   Allocator(const Allocator&) = delete;

@@ -130,6 +130,21 @@ TEST_CASE("without a cache each block is its own and goes straight back") {
   CHECK(driver.segments.empty());
 }
 
+TEST_CASE("without a cache the blocks of a graph's pool stay as long as it does") {
+  FakeDriver driver;
+  cuda::Allocator allocator(driver, "test", false);
+  auto* pool = allocator.make_pool();
+  void* x = allocator.allocate(100, s1, pool);
+  allocator.free(x);
+  void* y = allocator.allocate(100, s1, pool);  // never the same: a tool is to see who uses what
+  CHECK(x != y);
+  CHECK(allocator.stats().reserved == 200);
+  allocator.retire(pool);
+  CHECK(allocator.stats().reserved == 100);
+  allocator.free(y);
+  CHECK(driver.segments.empty());
+}
+
 TEST_CASE("free neighbours merge, and whole segments go back") {
   Bench b;
   std::vector<void*> blocks;
