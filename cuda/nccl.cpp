@@ -290,7 +290,9 @@ void Communicator::queue(const Request& r, int64_t sequence, const std::shared_p
     StreamGuard on(stream_);
     const Description& d = r.what;
     auto n = static_cast<size_t>(d.x.shape.numel());
-    if (n > 0) {
+    // One rank has nothing to send; NCCL's mean over it would still read and write everything.
+    const bool done = size_ == 1 && (d.operation == Operation::all_reduce || d.operation == Operation::broadcast);
+    if (n > 0 && !done) {
       if (d.operation == Operation::all_reduce || d.operation == Operation::reduce_scatter) reduce(r, until);
       else if (d.operation == Operation::broadcast)
         call("ncclBroadcast", [&] {
