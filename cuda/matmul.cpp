@@ -339,7 +339,9 @@ std::string text_of(const Plan& plan) {
   for (uint64_t word : plan.algorithm.data) text += (text.empty() ? "" : " ") + std::to_string(word);
   return text;
 }
-std::string name_of(const Problem& p) { return tuning_name(text::cat("cublaslt ", cublasLtGetVersion()), p); }
+std::string name_of(const Problem& p) {
+  return tuning_name(text::cat("cublaslt ", cublasLtGetVersion(), takes_3xtf32(p) ? " or 3xtf32" : ""), p);
+}
 void tune_plan(const Problem& p, const Addresses& at) {
   if (tuned_choice(name_of(p))) return;
   std::optional<double> least;
