@@ -151,7 +151,7 @@ const Kernels by_mma{depth, 2, [](const Form& form, const Product& p, int64_t bl
                        });
                      }};
 
-// ---- host
+// ---- sums in parts
 
 constexpr int threads = 256;
 __global__ void __launch_bounds__(threads) add_parts_kernel(const Product p, float* y) {
