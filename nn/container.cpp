@@ -21,7 +21,7 @@ template <class M> M* exactly(Module& m) { return typeid(m) == typeid(M) ? stati
 
 }  // namespace
 
-Tensor Sequential::fused(Module& first, Module& second, const Tensor& x) {
+Tensor Sequential::fused(Module& first, Module& second, const Tensor& x) try {
   auto* g = exactly<GELU>(second);
   bool to_relu = exactly<ReLU>(second), to_gelu = g && g->form() == Approximate::none;
   if (!(to_relu || to_gelu) || first.observed() || second.observed()) return {};
@@ -32,6 +32,9 @@ Tensor Sequential::fused(Module& first, Module& second, const Tensor& x) {
   if (exactly<BatchNorm1d>(first) || exactly<BatchNorm2d>(first) || exactly<BatchNorm3d>(first))
     return static_cast<BatchNorm&>(first).forward_relu(x);
   return {};
+} catch (Error& e) {
+  name_layer(e, first);
+  throw;
 }
 
 Tensor Sequential::forward(const Tensor& x) {

@@ -104,6 +104,21 @@ Module::Module(const Module& o) : Alive(o), training_(o.training_) {
            " (a class with its own destructor moves only after Class(Class&&) = default)");
 }
 
+void name_layer(Error& e, const Module& m) noexcept {
+  constexpr std::string_view mark = " (in layer ";
+  const Within* outermost = thread_state().within;
+  if (!outermost || std::string_view(e.what()).find(mark) != std::string_view::npos) return;
+  while (outermost->outer) outermost = outermost->outer;
+  try {
+    for (auto& [name, layer] : Fields(*static_cast<const Module*>(outermost->object)).modules)
+      if (layer == &m && !name.empty()) {
+        static_cast<std::runtime_error&>(e) = std::runtime_error(text::cat(e.what(), mark, name, ")"));  // only the text of whatever Error it is
+        return;
+      }
+  } catch (const std::exception&) {  // a model whose fields cannot be walked: e is what matters
+  }
+}
+
 Tensor Module::forward(const Tensor&) { throw Error(type_name(typeid(*this)) + " has no forward(const Tensor&)"); }
 
 namespace {

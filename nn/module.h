@@ -203,6 +203,10 @@ class HT_API Fields {
 
 // ---- modules
 
+// Says in an error that flies out of m's call where m lies in the module whose call is this thread's outermost: " (in layer 2.conv1)".
+// Its type stays, and it says so once; nothing is added where m is that module itself, or none of its layers.
+HT_API void name_layer(Error& e, const Module& m) noexcept;
+
 // Moving a module keeps its parameters; copying one is what only clone() may do, and throws elsewhere. A model with
 // several inputs declares its own operator() beside forward.
 class HT_API Module : private Alive {
@@ -210,7 +214,12 @@ class HT_API Module : private Alive {
   virtual ~Module() = default;
   Tensor operator()(const Tensor& x) {
     WithinScope here(this);
-    return observed() ? observed_forward(x) : forward(x);
+    try {
+      return observed() ? observed_forward(x) : forward(x);
+    } catch (Error& e) {
+      name_layer(e, *this);
+      throw;
+    }
   }
   virtual Tensor forward(const Tensor& x);  // throws, naming the class, unless it is overridden
 

@@ -125,10 +125,10 @@ TEST_CASE("what cannot be written says so, and nothing is written") {
   CHECK(error(net, Tensor()) == "save_onnx: expected an example with a batch in dimension 0, got an undefined tensor");
   nn::Sequential sorted{nn::Lambda([](const Tensor& x) { return cumsum(x, 1); })};
   sorted.eval();
-  CHECK(error(sorted, ones({1, 4})) == "save_onnx: the model calls cumsum, which cannot be written as ONNX; io/onnx.h lists what can");
+  CHECK(error(sorted, ones({1, 4})) == "save_onnx: the model calls cumsum, which cannot be written as ONNX; io/onnx.h lists what can (in layer 0)");
   nn::Sequential constant{nn::Lambda([](const Tensor&) { return ones({1}) * 2; })};
   constant.eval();
-  CHECK(error(constant, ones({1, 4})) == "save_onnx: the model calls fill, which cannot be written as ONNX; io/onnx.h lists what can");
+  CHECK(error(constant, ones({1, 4})) == "save_onnx: the model calls fill, which cannot be written as ONNX; io/onnx.h lists what can (in layer 0)");
   const Tensor two = ones({1});
   nn::Sequential elsewhere{nn::Lambda([two](const Tensor&) { return two * 2; })};
   elsewhere.eval();
@@ -136,10 +136,10 @@ TEST_CASE("what cannot be written says so, and nothing is written") {
   nn::Sequential uneven{nn::AdaptiveAvgPool2d(2)};
   uneven.eval();
   CHECK(error(uneven, ones({1, 1, 5, 5})) ==
-        "save_onnx: adaptive pooling of 5 elements to 2 has windows of several sizes, which ONNX does not have");
+        "save_onnx: adaptive pooling of 5 elements to 2 has windows of several sizes, which ONNX does not have (in layer 0)");
   nn::Sequential batch{nn::BatchNorm1d(4, {.track_running_stats = false})};
   batch.eval();
-  CHECK(error(batch, ones({2, 4})) == "save_onnx: batch_norm by the batch's own statistics cannot be written as ONNX");
+  CHECK(error(batch, ones({2, 4})) == "save_onnx: batch_norm by the batch's own statistics cannot be written as ONNX (in layer 0)");
   CHECK(t.list().empty());
 }
 

@@ -1,16 +1,19 @@
 // Modules: names, ties, moves, clones, conversion, state, and the errors that keep a model whole.
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <map>
 #include <optional>
 #include <thread>
 
 #include "halftone/amp/amp.h"
 #include "halftone/autograd/autograd.h"
+#include "halftone/io/file.h"
 #include "halftone/nn/nn.h"
 #include "halftone/ops/ops.h"
 #include "halftone/optim/optim.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/temporary.h"
 
 using namespace halftone;
 using Catch::Matchers::Contains;
@@ -630,6 +633,65 @@ TEST_CASE("a tied tensor is loaded by any of its names") {
     CHECK(lm.tok.weight.sum().item() == 40);
   }
   THROWS(lm.load_state_dict({}), "2 missing: tok.weight, head.weight");
+}
+
+// ---- errors
+
+namespace {
+
+struct Refusing : nn::Module {
+  HT_FIELDS()
+  Tensor forward(const Tensor&) override { throw io::FileError("weights", "open", ENOENT); }
+};
+struct Holder : nn::Module {
+  nn::Sequential body;
+  nn::Any kept;
+  Holder(nn::Sequential b, nn::Any k) : body(std::move(b)), kept(std::move(k)) {}
+  HT_FIELDS(body, kept)
+  Tensor forward(const Tensor& x) override { return kept(body(x)); }
+};
+
+}  // namespace
+
+TEST_CASE("an error says in which layer") {
+  const Tensor x = ones({2, 4});
+  nn::Linear alone(3, 2);
+  const std::string plain = error_of([&] { alone(x); });
+  CHECK(plain.find("layer") == plain.npos);
+  nn::Sequential fits{nn::Linear(4, 4), nn::ReLU()};
+  for (bool fused : {true, false}) {
+    Holder net(nn::Sequential{nn::Linear(4, 5), nn::Sequential{nn::Tanh(), nn::Linear(3, 2), nn::ReLU()}.fuse(fused)}, nn::ReLU());
+    CHECK(error_of([&] { net(x); }).ends_with("[2, 5] (f32) (in layer body.1.1)"));
+    CHECK(error_of([&] { net.body(x); }).ends_with(" (in layer 1.1)"));
+    CHECK(error_of([&] { net.clone()(x); }).ends_with(" (in layer body.1.1)"));
+    CHECK(error_of([&] { nn::Any(net.clone())(x); }).ends_with(" (in layer body.1.1)"));
+  }
+  Holder held(fits.clone(), nn::Linear(3, 2));
+  CHECK(error_of([&] { held(x); }) == plain + " (in layer kept)");
+  nn::Sequential around{nn::Residual(fits.clone()), nn::Residual(nn::Linear(3, 2))};
+  CHECK(error_of([&] { around(x); }) == plain + " (in layer 1)");
+  nn::Sequential foreign{nn::Lambda([&](const Tensor& v) { return alone(v); })};  // no layer of it: the one that called
+  CHECK(error_of([&] { foreign(x); }) == plain + " (in layer 0)");
+  nn::Sequential again{nn::Lambda([&](const Tensor& v) {
+    try {
+      return foreign(v);
+    } catch (const Error& e) {
+      throw Error(text::cat("again: ", e.what()));
+    }
+  })};
+  CHECK(error_of([&] { again(x); }) == "again: " + plain + " (in layer 0)");
+
+  Holder typed(fits.clone(), Refusing());
+  try {
+    typed(x);
+    FAIL("nothing was thrown");
+  } catch (const io::FileError& e) {
+    CHECK(e.reason == ENOENT);
+    CHECK(std::string(e.what()) == "weights: cannot open: No such file or directory (in layer kept)");
+  }
+  auto handle = held.kept.get().register_forward_pre_hook([](nn::Module&, const Tensor&) -> Tensor { throw Error("hook"); });
+  CHECK(error_of([&] { held(x); }) == "hook (in layer kept)");
+  CHECK(error_of([&] { alone(x); }) == plain);  // nothing of it stays
 }
 
 // ---- summary
