@@ -55,6 +55,7 @@ class Exporter final : public amp::Watcher {
   void before(const Call&) override { ++depth_; }
   void after(const Call& c, const Tensors& out) override {
     if (--depth_ > 0) return;  // a part of the call around it
+    if (c.op == &op::add_layer_norm) return add_layer_norm(c, out[0], out[1]);  // of two results
     const auto found = writers().find(c.op->name);
     HT_CHECK(found != writers().end(), "save_onnx: the model calls ", c.op->name, ", which cannot be written as ONNX; io/onnx.h lists what can");
     found->second(*this, c, out[0]);
@@ -216,17 +217,27 @@ class Exporter final : public amp::Watcher {
     if (c.has(5)) y = node("Add", {y, name(c.x(5))});
     give(out, relu ? node("Relu", {y}) : y);
   }
-  void row_norm(const Call& c, const Tensor& out) {
+  std::string cast_to(const std::string& in, DType from, DType to) {
+    return from == to ? in : node("Cast", {in}, {attribute("to", type_code(to))});
+  }
+  // The norm of x, a value's name and what it is; its weight and bias, of any dtype beside it, are c's inputs from `at` on.
+  std::string row_norm(const Call& c, const std::string& x, const Meta& m, size_t at) {
     const auto a = c.as<RowNormAttrs>();
     const bool group = a.kind == RowNorm::group;
-    const Tensor& x = c.x(0);
     Shape features;
-    if (group) features.push_back(x.size(1));
-    else for (int64_t d = x.rank() - a.rest; d < x.rank(); ++d) features.push_back(x.size(d));
-    const std::string scale = c.has(1) ? name(c.x(1)) : filled(features, 1, x.dtype());
-    const std::string shift = c.has(2) ? name(c.x(2)) : filled(features, 0, x.dtype());
-    give(out, group ? "GroupNormalization" : "LayerNormalization", {name(x), scale, shift},
-         {attribute("epsilon", a.eps), group ? attribute("num_groups", a.rest) : attribute("axis", -a.rest)});
+    if (group) features.push_back(m.shape[1]);
+    else for (auto d = m.shape.size() - static_cast<size_t>(a.rest); d < m.shape.size(); ++d) features.push_back(m.shape[d]);
+    const auto affine = [&](size_t i, double otherwise) {
+      return c.has(i) ? cast_to(name(c.x(i)), c.x(i).dtype(), m.dtype) : filled(features, otherwise, m.dtype);
+    };
+    const std::string scale = affine(at, 1), shift = affine(at + 1, 0);
+    return node(group ? "GroupNormalization" : "LayerNormalization", {x, scale, shift},
+                {attribute("epsilon", a.eps), group ? attribute("num_groups", a.rest) : attribute("axis", -a.rest)});
+  }
+  void row_norm(const Call& c, const Tensor& out) { give(out, row_norm(c, name(c.x(0)), c.x(0).meta(), 1)); }
+  void add_layer_norm(const Call& c, const Tensor& y, const Tensor& sum) {
+    give(sum, "Add", {cast_to(name(c.x(0)), c.x(0).dtype(), sum.dtype()), name(c.x(1))});
+    give(y, cast_to(row_norm(c, name(sum), sum.meta(), 2), sum.dtype(), y.dtype()));
   }
   template <class Op>
   void arithmetic(const Call& c, const Tensor& out, std::string_view op) {
@@ -245,7 +256,7 @@ class Exporter final : public amp::Watcher {
   }
   void along(const Call& c, const Tensor& out, std::string_view op) { give(out, op, names(c), {attribute("axis", int64_t{c.as<int>()})}); }
   void sloped(const Call& c, const Tensor& out, std::string_view op, double alpha) { give(out, op, names(c), {attribute("alpha", alpha)}); }
-  void cast(const Call& c, const Tensor& out) { give(out, "Cast", names(c), {attribute("to", type_code(out.dtype()))}); }
+  void cast(const Call& c, const Tensor& out) { give(out, cast_to(name(c.x(0)), c.x(0).dtype(), out.dtype())); }
   void cat(const Call& c, const Tensor& out) {
     int64_t dim = 0;  // the one in which the result is longer
     while (dim + 1 < out.rank() && out.size(dim) == c.x(0).size(dim)) ++dim;

@@ -17,7 +17,7 @@ struct OnnxOptions {
 };
 
 // Writes what `net` does to one tensor like `example`, with the weights that it has now, under the names of its state (opset 21).
-// Operators: linear, matmul, conv (1d to 3d) and its transpose, max and average pooling, batch, layer and group norm, softmax,
+// Operators: linear, matmul, conv (1d to 3d) and its transpose, max and average pooling, batch, layer (of a sum, too) and group norm, softmax,
 // activations, arithmetic, mean and sum, embedding, cat, cast and changes of shape. Throws Error when the model is in training mode,
 // calls another operator, or is larger than the 2 GiB that a file can hold.
 HT_API void save_onnx(const std::string& path, const StateDict& state, const std::function<Tensor(const Tensor&)>& f, const Tensor& example,

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
@@ -82,6 +83,20 @@ struct Text : nn::Module {
   HT_FIELDS(embedding, norm, head)
   Tensor forward(const Tensor& x) override { return log_softmax(head(norm(embedding(x))).transpose(1, 2), 1); }
 };
+// A stream in its own dtype, to which branches of another are added.
+struct Stream : nn::Module {
+  nn::Linear branch{6, 6}, head{6, 3};
+  nn::LayerNorm norm{6}, last{Shape{4, 6}, {.affine = false}};
+  DType narrow;
+  explicit Stream(DType d = DType::f32) : narrow(d) {}
+  HT_FIELDS(branch, head, norm, last)
+  Tensor forward(const Tensor& x) override {  // [n, 4, 6]
+    const auto [y, sum] = norm.add(branch(x).to(narrow), x);
+    const auto [z, whole] = last.add(y, sum);
+    const Tensor wide = whole * sum, positive = relu(z);
+    return head((positive + y).to(DType::f32) + wide).to(narrow);
+  }
+};
 
 }  // namespace
 
@@ -113,6 +128,26 @@ TEST_CASE("a perceptron: nodes, weights under their names, an open batch") {
   CHECK(one(all_of(shape, 1)[1], 1) == "4");
   const std::string fixed = exported(net, ones({2, 4}), {.any_batch = false});
   CHECK(one(all_of(one(one(one(one(one(fixed, 7), 11), 2), 1), 2), 1)[0], 1) == "2");
+}
+
+TEST_CASE("a sum and its norm are two nodes, whose results both go on") {
+  Stream net;
+  net.eval();
+  CHECK(ops(exported(net, ones({2, 4, 6}))) ==
+        "Reshape Gemm Reshape Add LayerNormalization Add LayerNormalization Mul Relu Add Add Reshape Gemm Reshape Identity");
+  Stream narrow(DType::f16);
+  narrow.eval();
+  const std::string model = exported(narrow, ones({2, 4, 6}));
+  CHECK(ops(model) ==
+        "Reshape Gemm Reshape Cast Cast Add LayerNormalization Cast Cast Add LayerNormalization Cast Mul Relu Add Cast Add "
+        "Reshape Gemm Reshape Cast Identity");
+  std::map<std::string, int> uses;
+  for (const auto& n : all_of(one(model, 7), 1))
+    for (const auto& in : all_of(n, 1)) ++uses[in];
+  int sums = 0;
+  for (const auto& n : all_of(one(model, 7), 1))
+    if (one(n, 4) == "LayerNormalization") sums += uses.at(all_of(n, 1)[0]);
+  CHECK(sums == 5);  // the first by its norm, the next sum and the product; the second by its norm and the product
 }
 
 TEST_CASE("what cannot be written says so, and nothing is written") {
@@ -181,6 +216,11 @@ TEST_CASE("onnxruntime gives our results") {
   nn::Sequential half{nn::Linear(6, 16), nn::ReLU(), nn::Linear(16, 3)};
   half.to(DType::f16);
   write("half", half, randn({3, 6}).to(DType::f16));
+  nn::Sequential wide{nn::Linear(6, 4), nn::Lambda([](const Tensor& x) { return x.to(DType::f16); }), nn::LayerNorm(4)};  // of f32 weights
+  write("wide", wide, randn({3, 6}));
+  Stream stream, narrow(DType::f16);
+  write("stream", stream, randn({2, 4, 6}));
+  write("narrow", narrow, randn({2, 4, 6}));
   const std::string command = run + " " + HALFTONE_SOURCE_DIR + "/tests/golden/onnx_check.py " + t.folder + " > " + t / "log" + " 2>&1";
   const int status = std::system(command.c_str());
   INFO(bytes_of(t / "log"));
