@@ -161,9 +161,12 @@ Tensor* StateDict::find(std::string_view name) {
   return nullptr;
 }
 const Tensor& StateDict::at(std::string_view name) const {
-  const Tensor* t = find(name);
-  HT_CHECK(t, "state: there is no entry '", name, "'");
-  return *t;
+  if (const Tensor* t = find(name)) return *t;
+  std::string cure;
+  for (auto& [n, t] : entries_)
+    if (size_t dot = n.find('.'); dot != n.npos && n.substr(dot + 1) == name)
+      cure = text::cat("; there is '", n, "', so this is a state of several parts, as a checkpoint's: take part(\"", n.substr(0, dot), "\") of it");
+  throw Error(text::cat("state: there is no entry '", name, "'", cure));
 }
 StateDict StateDict::part(std::string_view prefix) const {
   StateDict r;

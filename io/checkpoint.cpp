@@ -56,10 +56,18 @@ bool left_behind(std::string_view name) {
   return process && *process > 0 && (*process == ::getpid() || (::kill(*process, 0) < 0 && errno == ESRCH));
 }
 
+// How weights alone are loaded.
+std::string as_weights(const std::string& file) { return text::cat("weights are loaded by net.load_state_dict(io::load(\"", file, "\"))"); }
+
 std::vector<std::string> list(const std::string& folder) {
   std::vector<std::string> names;
-  if (file_ops().list(folder.c_str(), names) < 0 && errno != ENOENT) throw FileError(folder, "list", errno);
-  return names;
+  if (file_ops().list(folder.c_str(), names) >= 0 || errno == ENOENT) return names;
+  if (errno != ENOTDIR) throw FileError(folder, "list", errno);
+  const size_t slash = folder.rfind('/');
+  const auto step = step_of(std::string_view(folder).substr(slash + 1));
+  const std::string in = slash == std::string::npos ? "." : folder.substr(0, slash);
+  throw Error(text::cat(folder, ": is a file, and a Checkpoint takes a folder of steps; ",
+                        step ? text::cat("call load(", *step, ") of a Checkpoint(\"", in, "\")") : as_weights(folder)));
 }
 void remove(const std::string& path) {
   if (file_ops().remove(path.c_str()) < 0 && errno != ENOENT) throw FileError(path, "remove", errno);
@@ -231,7 +239,7 @@ void Checkpoint::load(int64_t step, LoadOptions options) {
   const std::string file = path(step);
   const Metadata metadata = load_metadata(file);
   const std::string *made = find(metadata, version_key), *check = find(metadata, check_key), *parts = find(metadata, parts_key);
-  HT_CHECK(made && check && parts, file, ": not a checkpoint; io::load reads tensors from any safetensors file");
+  HT_CHECK(made && check && parts, file, ": not a checkpoint, but tensors alone, as io::save writes them; ", as_weights(file));
   HT_CHECK(*made == version, file, ": is a checkpoint of version ", *made, ", this library reads version ", version);
   const StateDict state = io::load(file);
   HT_CHECK(checksum(metadata, state) == *check, file, ": is damaged: its checksum is another; remove it to resume from the one before");

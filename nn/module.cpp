@@ -236,6 +236,28 @@ std::string count(const std::vector<std::string>& names, std::string_view what) 
   return text;
 }
 
+// The parts of a state, "net" of "net.fc.weight".
+std::set<std::string> parts_of(const StateDict& state) {
+  std::set<std::string> parts;
+  for (auto& [name, t] : state)
+    if (size_t dot = name.find('.'); dot != name.npos) parts.insert(name.substr(0, dot));
+  return parts;
+}
+// The part that has all of these names; "" where none has.
+std::string part_with(const StateDict& state, const std::vector<std::string>& names) {
+  for (auto& part : parts_of(state))
+    if (std::all_of(names.begin(), names.end(), [&](auto& name) { return state.find(part + "." + name); })) return part;
+  return "";
+}
+// The state of a whole checkpoint, of which the model is the part `fitting`, if any has its names.
+[[noreturn]] void refuse_checkpoint(const StateDict& state, const std::string& model, const std::string& fitting) {
+  std::string all, part = fitting.empty() ? "<part>" : fitting;
+  for (auto& name : parts_of(state)) all += (all.empty() ? "" : ", ") + name;
+  throw Error(text::cat("load_state_dict: the state is a whole checkpoint (parts: ", all, "), not a ", model, "; for weights alone, "
+                        "load_state_dict(state.part(\"", part, "\")); to go on with its run, io::Checkpoint(folder).add(\"", part,
+                        "\", net), the other parts alike, and resume()"));
+}
+
 }  // namespace
 
 void Module::load_state_dict(const StateDict& state, LoadOptions o) {
@@ -260,12 +282,17 @@ void Module::load_state_dict(const StateDict& state, LoadOptions o) {
   }
   for (auto& [name, t] : given)
     if (!known.contains(name)) unexpected.emplace_back(name);
+  const std::string part = found.empty() && !missing.empty() ? part_with(state, missing) : "";
+  if (found.empty() && given.contains("rng.seed"))  // io::Checkpoint puts the generator beside its parts
+    refuse_checkpoint(state, type_name(typeid(*this)), part);
   if (!o.strict) missing.clear(), unexpected.clear();
   bool names_fit = missing.empty() && unexpected.empty();
   HT_CHECK(names_fit && misshaped.empty(), "load_state_dict: the state does not fit ", type_name(typeid(*this)),
            ", nothing was loaded", count(missing, "missing"), count(unexpected, "unexpected"),
            count(misshaped, "of another shape"),
-           names_fit ? "" : "\n  {.strict = false} leaves out missing and unexpected names");
+           names_fit       ? ""
+           : part.empty() ? "\n  {.strict = false} leaves out missing and unexpected names"
+                          : text::cat("\n  all that is missing is there under \"", part, ".\": load_state_dict(state.part(\"", part, "\"))"));
 
   NoGrad off;
   for (auto& f : fields.tensors)

@@ -264,7 +264,8 @@ class HT_API Module : private Alive {
   // snapshot.
   StateDict state_dict() const;
   // Writes the state's values into the live tensors, in their dtype and on their device. Throws before anything is
-  // written when shapes differ or, unless {.strict = false}, names do. A tied tensor needs one of its names.
+  // written when shapes differ or, unless {.strict = false}, names do, and when it is a whole checkpoint's, of which a model
+  // takes a part: io::load(path).part("net"). A tied tensor needs one of its names.
   void load_state_dict(const StateDict& state, LoadOptions o = {});
 
   // A table of layers, the shapes they give, their parameters and bytes, from a run in eval mode under NoGrad on zeros

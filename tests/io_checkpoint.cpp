@@ -191,11 +191,43 @@ TEST_CASE("what does not fit is refused in one sentence") {
   misshaped.add("first", value).add("second", wide);
   CHECK(error([&] { misshaped.resume(); }) == "step-1.safetensors: second: expected a of [4], got [3, 2]");
   io::save(run.checkpoint.path(2), value.state_dict());
-  CHECK(error([&] { run.checkpoint.resume(); }) == "step-2.safetensors: not a checkpoint; io::load reads tensors from any safetensors file");
+  const auto as_weights = [&](const std::string& file) { return "weights are loaded by net.load_state_dict(io::load(\"" + file + "\"))"; };
+  CHECK(error([&] { run.checkpoint.resume(); }) ==
+        "step-2.safetensors: not a checkpoint, but tensors alone, as io::save writes them; " + as_weights("step-2.safetensors"));
+  io::save(t / "net.safetensors", value.state_dict());
+  for (const std::string file : {"step-1.safetensors", "net.safetensors"}) {
+    Pair named(t / file);
+    CHECK(error([&] { named.checkpoint.resume(); }) ==
+          file + ": is a file, and a Checkpoint takes a folder of steps; " +
+              (file == "net.safetensors" ? as_weights(file) : "call load(1) of a Checkpoint(\"" + t.folder + "\")"));
+  }
   CHECK(error([&] { run.checkpoint.load(3); }) == "step-3.safetensors: cannot open: No such file or directory");
   write_bytes(t / "file", "");
   Pair blocked(t / "file");
   CHECK(error([&] { blocked.save(1); }) == "file: cannot make the folder: File exists");
+}
+
+TEST_CASE("a checkpoint is no weights, but has them") {
+  const Temporary t;
+  nn::Sequential net{nn::Linear(2, 3)}, other{nn::Linear(2, 3)};
+  optim::AdamW opt(net.parameters());
+  amp::GradScaler scaler;
+  io::Checkpoint checkpoint(t.folder);
+  checkpoint.add("net", net).add("opt", opt).add("scaler", scaler);
+  checkpoint.save(1);
+  const StateDict whole = io::load(checkpoint.path(1));
+  for (const bool strict : {true, false})
+    CHECK(error_of([&] { other.load_state_dict(whole, {.strict = strict}); }) ==
+          "load_state_dict: the state is a whole checkpoint (parts: net, opt, rng, scaler), not a halftone::nn::Sequential; for weights alone, "
+          "load_state_dict(state.part(\"net\")); to go on with its run, io::Checkpoint(folder).add(\"net\", net), the other parts alike, "
+          "and resume()");
+  CHECK(error_of([&] { opt.load_state_dict(whole); }) ==
+        "state: there is no entry '0.lr'; there is 'opt.0.lr', so this is a state of several parts, as a checkpoint's: take part(\"opt\") of it");
+  CHECK(error_of([&] { scaler.load_state_dict(whole); }).ends_with("take part(\"scaler\") of it"));
+  other.load_state_dict(whole.part("net"));
+  opt.load_state_dict(whole.part("opt"));
+  scaler.load_state_dict(whole.part("scaler"));
+  for (const auto& [name, w] : other.state_dict()) CHECK(w.to_vector<float>() == net.state_dict().at(name).to_vector<float>());
 }
 
 TEST_CASE("a checkpoint that is cut or changed anywhere is noticed") {

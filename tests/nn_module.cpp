@@ -623,6 +623,39 @@ TEST_CASE("load_state_dict says everything that does not fit, and changes nothin
   CHECK(net.fc.weight.to_vector<float>() == before);
 }
 
+TEST_CASE("a checkpoint's state, or one with names under another, is refused with the part to take") {
+  Net net;
+  StateDict state;
+  state.add("model", net.state_dict().clone());
+  auto before = net.fc.weight.to_vector<float>();
+  const std::string under =
+      "load_state_dict: the state does not fit Net, nothing was loaded\n"
+      "  6 missing: fc.weight, fc.bias, head.weight, head.bias, gain, seen\n"
+      "  6 unexpected: model.fc.bias, model.fc.weight, model.gain, model.head.bias, model.head.weight, model.seen\n"
+      "  all that is missing is there under \"model.\": load_state_dict(state.part(\"model\"))";
+  CHECK_THROWS_WITH(net.load_state_dict(state), under);
+  state.add("opt.0.lr", zeros({}));
+  state.add("rng.seed", zeros({}, {.dtype = DType::i64}));
+  const std::string whole =
+      "load_state_dict: the state is a whole checkpoint (parts: model, opt, rng), not a Net; for weights alone, "
+      "load_state_dict(state.part(\"model\")); to go on with its run, io::Checkpoint(folder).add(\"model\", net), the other parts alike, "
+      "and resume()";
+  fill(net, 3);
+  for (bool strict : {true, false}) CHECK_THROWS_WITH(net.load_state_dict(state, {.strict = strict}), whole);
+  CHECK(net.fc.weight.sum().item() == 36);
+  nn::Linear other(2, 2);
+  THROWS(other.load_state_dict(state), "not a halftone::nn::Linear; for weights alone, load_state_dict(state.part(\"<part>\"))");
+  net.load_state_dict(state.part("model"));
+  CHECK(net.fc.weight.to_vector<float>() == before);
+  state.add("fc", net.fc.state_dict());  // beside names that fit, the rest is listed
+  THROWS(net.load_state_dict(state), "4 missing: head.weight");
+  net.load_state_dict(state, {.strict = false});
+
+  CHECK_THROWS_WITH(state.at("0.lr"), "state: there is no entry '0.lr'; there is 'opt.0.lr', so this is a state of several parts, "
+                                      "as a checkpoint's: take part(\"opt\") of it");
+  CHECK_THROWS_WITH(state.at("lr"), "state: there is no entry 'lr'");
+}
+
 TEST_CASE("a tied tensor is loaded by any of its names") {
   LanguageModel lm;
   for (const char* name : {"tok.weight", "head.weight"}) {
