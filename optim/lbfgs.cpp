@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "halftone/autograd/autograd.h"
+#include "halftone/core/warning.h"
 #include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/matmul.h"
@@ -180,6 +182,9 @@ double LBFGS::step(const Closure& closure) {
   const double before = evaluate(closure);
   Point now{.loss = before};
   now.gradient = gradient();
+  const bool none = std::none_of(params_.begin(), params_.end(), [](const Tensor& p) { return p.grad().defined(); });
+  if (none && !std::exchange(warned_, true))
+    warn("LBFGS: step() changes nothing: the closure left no gradient; it calls zero_grad(), then backward() on a loss of the parameters");
   if (largest(now.gradient) <= options_.tolerance_grad) return before;
   for (int64_t i = 1;; ++i) {
     if (iterations_++ == 0) {

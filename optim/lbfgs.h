@@ -54,6 +54,7 @@ class HT_API LBFGS {
   Tensor direction_, previous_;
   double length_ = 0, scale_ = 1;  // scale_: of the first guess of the inverse Hessian
   std::vector<Tensor> steps_, differences_;
+  bool warned_ = false;  // that there was no gradient
 };
 
 }  // namespace halftone::optim

@@ -123,6 +123,7 @@ void Optimizer::step(const StepControls& controls) {
   NoGrad off;
   LayerScope plain(Layer::autocast, false);
   for (size_t g = 0; g < groups_.size(); ++g) step_group(g, controls);
+  if (!controls.found_inf.defined()) warn_of_no_gradients();
   std::erase_if(after_step_, [&](auto& f) {
     for (size_t g = 0; g < groups_.size(); ++g) if (!f(g, groups_[g].lr, controls.found_inf)) return true;
     return false;
@@ -182,12 +183,27 @@ void Optimizer::regroup(ParameterGroup& group, const std::vector<Tensor>& grads)
 void Optimizer::warn_of_rounding(const ParameterGroup& group, const std::vector<size_t>& members) {
   for (size_t i : members) {
     const Tensor& p = group.params[i];
-    if (warned_ || !is_16bit_dtype(p.dtype()) || masters_ || (rounding_.stochastic && p.dtype() == DType::bf16)) continue;
-    warned_ = true;
+    if (warned_of_rounding_ || !is_16bit_dtype(p.dtype()) || masters_ || (rounding_.stochastic && p.dtype() == DType::bf16)) continue;
+    warned_of_rounding_ = true;
     warn(text::cat(class_name_, ": parameter ", i, " ", p.meta(), " has 16 bits and no master weight: updates below ", p.dtype() == DType::f16 ? "1/2048" : "1/256",
                    " of a weight are rounded away. Call use_master_weights()", p.dtype() == DType::bf16 ? " or use_stochastic_rounding()" : "",
                    ", or keep weights in f32 and use amp::Autocast"));
   }
+}
+
+// Once, and only before the first real step: later ones without gradients are phases of training, and a frozen model is meant so.
+void Optimizer::warn_of_no_gradients() {
+  if (warned_of_no_gradients_) return;
+  auto stepped = [](const ParameterGroup& g) { return !g.cohorts.empty(); };
+  if (std::any_of(groups_.begin(), groups_.end(), stepped)) return;
+  const std::vector<Tensor> all = parameters();  // with those that other processes update
+  auto has_grad = [](const Tensor& p) { return p.grad().defined(); };
+  auto trained = [](const Tensor& p) { return p.requires_grad(); };
+  if (std::any_of(all.begin(), all.end(), has_grad) || std::none_of(all.begin(), all.end(), trained)) return;
+  warned_of_no_gradients_ = true;
+  warn(text::cat(class_name_, ": step() changes nothing: none of the ", all.size(), " parameters has a gradient. Call zero_grad(), ",
+                 "loss.backward() and step(), in this order; the loss must come from these parameters, without NoGrad and detach(), and "
+                 "requires_grad_(false) freezes them"));
 }
 
 void Optimizer::start(Cohort& c, int64_t steps, Device device) const {

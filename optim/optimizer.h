@@ -32,6 +32,7 @@ class HT_API Optimizer {
   Optimizer(const Optimizer&) = delete;
 
   void zero_grad();
+  // Warns, once, when no parameter has had a gradient so far, unless all are frozen: the step changes nothing.
   void step() { step(StepControls{}); }
   void step(const StepControls& controls);
 
@@ -112,13 +113,14 @@ class HT_API Optimizer {
   void start(Cohort& cohort, int64_t steps, Device device) const;
   void regroup(ParameterGroup& group, const std::vector<Tensor>& grads);
   void warn_of_rounding(const ParameterGroup& group, const std::vector<size_t>& members);
+  void warn_of_no_gradients();
 
   std::unique_ptr<int> id_ = std::make_unique<int>(0);
   const Tensor& current_master(ParameterGroup& group, size_t i);
   void load_master(ParameterGroup& group, size_t i, const Tensor* loaded);
 
   const char* class_name_;
-  bool masters_ = false, warned_ = false;
+  bool masters_ = false, warned_of_rounding_ = false, warned_of_no_gradients_ = false;
   std::vector<AfterStep> after_step_;
   Share share_;
   update::Rounding rounding_;

@@ -3,6 +3,7 @@
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
+#include "halftone/tests/reports.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
@@ -146,4 +147,59 @@ TEST_CASE("every optimizer: maximize is the other way, groups have options of th
   }
   CHECK(b.to_vector<double>() == only.to_vector<double>());
   CHECK(both.options(1).lr == .01);
+}
+
+TEST_CASE("a first step without any gradient says so, once") {
+  tests::Warnings warnings;
+  nn::Linear net(3, 2), other(3, 2);
+  const Tensor x = ones({4, 3});
+  optim::SGD late(net.parameters());
+  for (int i = 0; i < 3; ++i) {
+    net(x).sum().backward();
+    late.zero_grad();  // too late
+    late.step();
+  }
+  const std::vector<std::string> once{
+      "SGD: step() changes nothing: none of the 2 parameters has a gradient. Call zero_grad(), loss.backward() and step(), in this order; "
+      "the loss must come from these parameters, without NoGrad and detach(), and requires_grad_(false) freezes them"};
+  CHECK(warnings.taken() == once);
+  optim::AdamW adam(other.parameters());
+  auto captured = capture([&](const Tensor& v) {
+    adam.step();
+    return v + 1;
+  });
+  for (int i = 0; i < 5; ++i) captured(x);
+  CHECK(warnings.taken().size() == 1);
+
+  // Phases: a frozen model has none, and after its first real step an optimizer may have none.
+  optim::SGD phases(net.parameters());
+  net.requires_grad_(false);
+  phases.step();
+  net.bias.requires_grad_();
+  net(x).sum().backward();
+  phases.step();
+  phases.zero_grad();
+  phases.step();
+  net.requires_grad_();
+  // What other processes update counts.
+  optim::SGD shared(net.parameters());
+  shared.set_share([](size_t, size_t) { return false; });
+  net(x).sum().backward();
+  shared.step();
+  net.zero_grad();
+  // A scaler tells what came of a step.
+  optim::SGD scaled(net.parameters());
+  scaled.step({.grad_scale = ones({}), .found_inf = ones({})});
+  amp::GradScaler scaler;
+  scaler.scale(other(x).sum()).backward();
+  CHECK(scaler.step(scaled).state() == amp::StepOutcome::State::no_gradients);
+  CHECK(warnings.taken().empty());
+  scaled.step();
+  CHECK(warnings.taken().size() == 1);
+
+  optim::LBFGS lbfgs(net.parameters());
+  for (int i = 0; i < 2; ++i) lbfgs.step([&] { return net(x).sum(); });
+  const std::vector<std::string> of_closure{
+      "LBFGS: step() changes nothing: the closure left no gradient; it calls zero_grad(), then backward() on a loss of the parameters"};
+  CHECK(warnings.taken() == of_closure);
 }
