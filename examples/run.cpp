@@ -81,9 +81,9 @@ void Run::add_to(Arguments& arguments, bool several) {
     arguments.add("--target", target, "a test accuracy in percent: how long did it take to get there?", Arguments::not_negative);
   }
   arguments.add("--out", out, "folder for what is written: checkpoints, metrics.json, figures");
-  arguments.add("--tensorboard", tensorboard, "folder for TensorBoard's files; OUT/tensorboard by default");
+  arguments.add("--tensorboard", tensorboard, "folder for TensorBoard's files in the place of OUT/tensorboard; --fresh removes none there");
   arguments.add_flag("--resume", resume, "go on from the newest checkpoint in OUT, such as Ctrl-C leaves");
-  arguments.add_flag("--fresh", fresh, "begin anew, and remove the checkpoints in OUT");
+  arguments.add_flag("--fresh", fresh, "begin anew, and remove the checkpoints in OUT and TensorBoard's files in OUT/tensorboard");
 }
 
 Device Run::place() const {
@@ -110,6 +110,9 @@ bool Run::resuming() const {
     HT_CHECK(steps.empty() || fresh, "--out: ", out, " has checkpoints of a run; --resume goes on from them, --fresh removes them");
     for (int64_t step : steps) std::filesystem::remove(old.path(step));
   }
+  if (const std::string own = out + "/tensorboard"; fresh && std::filesystem::exists(own))  // another may be others', too
+    for (auto& entry : std::filesystem::directory_iterator(own))
+      if (entry.path().filename().string().starts_with("events.out.tfevents.")) std::filesystem::remove(entry);
   return false;
 }
 

@@ -57,7 +57,8 @@ struct Run {
     return [f, on = capture, graph = std::make_shared<Captured<F>>(halftone::capture(f))](const auto&... x) mutable { return on ? (*graph)(x...) : f(x...); };
   }
   std::string file(const std::string& name) const;
-  // Whether to go on from the checkpoints of OUT. Throws where there are some and the user did not say whether to; --fresh removes them.
+  // Whether to go on from the checkpoints of OUT. Throws where there are some and the user did not say whether to; --fresh removes them,
+  // and TensorBoard's files in OUT/tensorboard: ask before those of this run are opened.
   bool resuming() const;
   // One for each of `precisions` and seeds, with a folder of its own where there are several.
   std::vector<Run> each() const;

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -163,6 +164,37 @@ TEST_CASE("an interrupted example goes on bit for bit: several_losses, accumulat
   check_resuming({"several_losses", {"--data", subset, "--epochs", "6", "--width", "16"}, "/checkpoints"});
   check_resuming({"accumulation", {"--data", subset, "--epochs", "6", "--batch", "64", "--parts", "2"}, "/checkpoints"});
   check_resuming({"your_own", {"--steps", "4000", "--precision", "fp16"}, "/checkpoints"});
+}
+
+// Files for TensorBoard in a folder.
+std::ptrdiff_t boards(const fs::path& folder) {
+  return std::count_if(fs::directory_iterator(folder), fs::directory_iterator(),
+                       [](auto& entry) { return entry.path().filename().string().starts_with("events.out.tfevents."); });
+}
+
+TEST_CASE("TensorBoard's files of runs before go with --fresh, and stay otherwise") {
+  if (!built) HT_SKIP("the examples are not built");
+  const Example by_session{"your_own", {"--steps", "20"}, "/checkpoints"};
+  const Example by_train{"cnn", {"--data", subset, "--epochs", "1", "--precision", "fp32", "--width", "1", "--batch", "500"}, ""};
+  for (const Example& e : {by_session, by_train}) {
+    Temporary temporary;
+    const std::string out = temporary / "out", elsewhere = temporary / "elsewhere";
+    REQUIRE(run(e, out) == 0);
+    REQUIRE(boards(out + "/tensorboard") == 1);
+    write_bytes(out + "/tensorboard/notes", "mine");
+    REQUIRE(run(e, out, {"--resume"}) == 0);
+    CHECK(boards(out + "/tensorboard") == 2);
+    CHECK(run(e, out) == 1);  // refused, with nothing removed
+    CHECK(boards(out + "/tensorboard") == 2);
+    REQUIRE(run(e, out, {"--fresh"}) == 0);
+    CHECK(boards(out + "/tensorboard") == 1);
+    for (int i = 1; i <= 2; ++i) {
+      REQUIRE(run(e, out, {"--fresh", "--tensorboard", elsewhere}) == 0);
+      CHECK(boards(elsewhere) == i);
+    }
+    CHECK(boards(out + "/tensorboard") == 0);
+    CHECK(bytes_of(out + "/tensorboard/notes") == "mine");
+  }
 }
 
 TEST_CASE("the GPT beats pairs of characters on a small text") {
