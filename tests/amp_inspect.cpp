@@ -200,6 +200,17 @@ TEST_CASE("advice about precision: measured, with a reason, and nothing changed"
   CHECK_THAT(text.str(), Contains("recommended: " + a.recommended + ", because "));
 }
 
+TEST_CASE("advise scales a 16-bit loss in f32") {
+  manual_seed(6);
+  Net net = net_of(3);
+  const Tensor x = randn({1, 6});
+  for (auto& r : amp::advise(net, [&] { return net(x).slice(1, 0, 1).view({}) + 40; }, 32768).rows) {  // times the scale it is beyond f16
+    INFO(r.precision);
+    CHECK(r.finite);
+    CHECK(r.gradient_error < .1);
+  }
+}
+
 namespace {
 
 struct Wide : nn::Module {

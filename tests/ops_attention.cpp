@@ -188,6 +188,25 @@ TEST_CASE("heads that are views of one tensor: results and gradients become rows
   }
 }
 
+TEST_CASE("heads that are views of a part of one tensor have gradients of their own") {
+  manual_seed(7);
+  const int64_t b = 3, t = 7, h = 2, d = 3, width = 3 * h * d;
+  for (int cut : {0, 1, 2}) {  // fewer queries, fewer columns, fewer of both than the tensor has
+    const Tensor whole = drawn({b, cut == 1 ? t : t + 2, cut == 0 ? width : width + 4}, DType::f64);
+    const Tensor x = whole.slice(1, 0, t).slice(2, 0, width).detach().requires_grad_();
+    auto attended = [&](const std::vector<Tensor>& parts) {
+      auto heads = [&](const Tensor& p) { return p.reshape({b, t, h, d}).transpose(1, 2); };
+      return scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]));
+    };
+    const Tensor y = attended(split(x, {h * d, h * d, h * d}, -1));
+    std::vector<Tensor> leaves;
+    for (auto& p : split(x.detach(), {h * d, h * d, h * d}, -1)) leaves.push_back(p.clone().requires_grad_());
+    const Tensor apart = attended(leaves);
+    CHECK(values(apart) == values(y));
+    CHECK(values(grad({sum(y * y)}, {x})[0]) == values(cat(grad({sum(apart * apart)}, leaves), -1)));
+  }
+}
+
 TEST_CASE("attention without heads, and a mask that is learned") {
   manual_seed(5);
   Tensor q = drawn({2, 5, 3}), k = drawn({2, 6, 3}), v = drawn({2, 6, 4}), mask = drawn({2, 5, 6});

@@ -316,6 +316,7 @@ TEST_CASE("report_B62: a target outside the classes throws in nll_loss and in it
     CHECK_THROWS_WITH(nll_loss(zeros({2, 3}), target), text);
     CHECK_THROWS_WITH(call(op::nll_loss_grad, {ones({}), target}, Attrs::of(NllAttrs{-100, Reduction::sum, 3, DType::f32})), text);
     CHECK_THROWS_WITH(cross_entropy(zeros({2, 3}), target, {.weight = f({3})}), text);
+    CHECK_THROWS_WITH(nll_loss(zeros({2, 3}), tensor<int64_t>({t, 0})), Catch::Contains("at row 0 is out of range"));
   }
 }
 

@@ -142,6 +142,20 @@ TEST_CASE("a sum and its layer norm are those of the operators by themselves") {
     }
 }
 
+TEST_CASE("a sum and its layer norm of two dtypes meet as they do in a sum") {
+  Random random{4};
+  for (auto [t, u] : {std::pair{DType::f32, DType::f16}, {DType::f32, DType::bf16}, {DType::f64, DType::f32}, {DType::f16, DType::bf16}, {DType::f64, DType::f16}}) {
+    INFO(str(t) << " and " << str(u));
+    const Tensor x = random.tensor({5, 33}, t), z = random.tensor({5, 33}, u), w = random.tensor({33}, DType::f32), b = random.tensor({33}, DType::f32);
+    const DType together = (x + z).dtype();
+    const auto [y, sum] = add_layer_norm(x, z, {33}, together == DType::f64 ? w.to(together) : w, together == DType::f64 ? b.to(together) : b, .1);
+    CHECK(sum.dtype() == together);
+    const Tensor exact = x.to(DType::f64) + z.to(DType::f64);
+    check(sum, exact.to_vector<double>(), 4);
+    check(y, layer_norm(exact, {33}, w.to(DType::f64), b.to(DType::f64), .1).to_vector<double>(), 28);
+  }
+}
+
 TEST_CASE("a sum and its layer norm under autocast") {
   Tensor x = ones({2, 8}), z = ones({8});
   Tensor bits = arange(16, {.dtype = DType::f32}).view({2, 8});

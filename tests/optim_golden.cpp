@@ -117,6 +117,23 @@ TEST_CASE("every optimizer: a skipped step changes no bit, state goes round in t
   }
 }
 
+TEST_CASE("a state that does not fit is refused, whichever parameter it is of, and changes nothing") {
+  Tensor p = start(DType::f32), q = start(DType::f32);
+  optim::Adam opt({p, q}, {.lr = .02});
+  { NoGrad off; p.set_grad(gradient(p, 0)); q.set_grad(gradient(q, 1)); }
+  opt.step();
+  const auto before = bits(p, opt);
+  const StateDict good = opt.state_dict().clone();
+  for (const char* name : {"0.0.steps", "0.1.steps", "0.lr"}) {
+    INFO(name);
+    StateDict bad = good.clone();
+    REQUIRE(bad.find(name));
+    *bad.find(name) = zeros({2});
+    CHECK_THROWS_WITH(opt.load_state_dict(bad), Catch::Contains(text::cat("Adam: state '", name, "' is [2] (f32)")));
+    CHECK(bits(p, opt) == before);
+  }
+}
+
 TEST_CASE("every optimizer: maximize is the other way, groups have options of their own, newcomers start afresh") {
   Tensor p = start(DType::f64), q = start(DType::f64);
   optim::NAdam up({p}, {.lr = .02, .maximize = true}), down({q}, {.lr = .02});
