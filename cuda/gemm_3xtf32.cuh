@@ -17,20 +17,34 @@ struct Matrix {
   bool packed;  // rows begin at multiples of 16 bytes
 };
 
-// Rows of such a matrix that are windows of images [n, height, width, channels]: row (n, y, x) has taps[0] * taps[1] * channels
-// columns, that of tap (u, v) at pixel (y * stride + u * dilation + origin, ...).
+__device__ inline int divide(int n, const FastDivisor& d) { return static_cast<int>(d.divide(static_cast<uint32_t>(n))); }
+__device__ inline int rest(int n, int quotient, const FastDivisor& d) { return n - quotient * static_cast<int>(d.divisor); }
+
+// Rows of such a matrix that are windows of images [n, height, width, channels]: row (n, y, x) has a column for each tap (u, v) and
+// channel, which lies at pixel (y * stride + u * dilation + origin, ...).
 struct Windows {
   FastDivisor positions, across, channels, taps_across;  // of a row: windows of an image, and in a line of it; of a column
   int height, width, line;                               // line: elements
   int stride[2], dilation[2], origin[2];
+
+  struct Row { int n, y, x; };
+  __device__ Row row(int r) const {
+    const int n = divide(r, positions), in_image = rest(r, n, positions), y = divide(in_image, across);
+    return {n, y, rest(in_image, y, across)};
+  }
+  struct Column { int down, right, channel; };  // pixels from a window's first
+  __device__ Column column(int c) const {
+    const int tap = divide(c, channels), u = divide(tap, taps_across);
+    return {u * dilation[0], rest(tap, u, taps_across) * dilation[1], rest(c, tap, channels)};
+  }
 };
 
 struct Result {
   float* data;
-  int64_t leading, step;         // step: from batch to batch, and from one part of the sum to the next
-  bool scattered;                // rows lie as pixels (n, y, x) do in images
-  int64_t image, line, pixel;    // elements, where scattered
-  bool paired;                   // two neighbours may be written at once
+  int64_t leading, step;       // step: from batch to batch, and from one part of the sum to the next
+  bool scattered;              // rows lie as pixels (n, y, x) do in images
+  int64_t image, line, pixel;  // elements, where scattered
+  bool paired;                 // two neighbours may be written at once
 };
 
 // A product, and how its blocks share it.
@@ -68,6 +82,13 @@ __device__ inline void copy_part(bool packed, float* to, const float* from, int 
   for (int i = 0; i < chunk; ++i) copy_number(to + i, from + i, i < live ? 4 : 0);
 }
 
+// A chunk at a pixel of an image; zeros beside it, and where it is not live.
+__device__ inline void copy_pixel(const Windows& w, float* to, const float* image, int y, int x, int channel, bool live) {
+  const bool inside = live && static_cast<unsigned>(y) < static_cast<unsigned>(w.height) && static_cast<unsigned>(x) < static_cast<unsigned>(w.width);
+  const int offset = y * w.line + x * static_cast<int>(w.channels.divisor) + channel;
+  copy_chunk(to, image + offset, inside ? 16 : 0);
+}
+
 // Tiles of `rows` rows and `depth` of their columns, k. With 8 numbers between rows a warp reads pairs without conflicts, with 4
 // chunks.
 template <int rows, int depth, int threads, int between, bool windows> struct AlongK {
@@ -75,7 +96,7 @@ template <int rows, int depth, int threads, int between, bool windows> struct Al
   static_assert(passes * threads == rows * chunks);
   const Matrix& matrix;
   const Windows& shape;
-  const float* at[passes];       // of a row, or of its image
+  const float* at[passes];        // of a row, or of its image
   int top[passes], left[passes];  // of a window; far outside where there is no row
 
   __device__ AlongK(const Matrix& m, const Windows& w, const float* data, int first) : matrix(m), shape(w) {
@@ -84,8 +105,7 @@ template <int rows, int depth, int threads, int between, bool windows> struct Al
       const int row = first + static_cast<int>(threadIdx.x) / chunks + i * (threads / chunks);
       const bool live = row < m.rows;
       if constexpr (windows) {
-        const int n = static_cast<int>(w.positions.divide(static_cast<uint32_t>(row))), rest = row - n * static_cast<int>(w.positions.divisor);
-        const int y = static_cast<int>(w.across.divide(static_cast<uint32_t>(rest))), x = rest - y * static_cast<int>(w.across.divisor);
+        const auto [n, y, x] = w.row(row);
         at[i] = data + static_cast<int64_t>(n) * m.leading;
         top[i] = live ? y * w.stride[0] + w.origin[0] : -(1 << 30);
         left[i] = x * w.stride[1] + w.origin[1];
@@ -99,17 +119,10 @@ template <int rows, int depth, int threads, int between, bool windows> struct Al
     const int column = static_cast<int>(threadIdx.x) % chunks * chunk, from = k + column;
     float* to = tile + static_cast<int>(threadIdx.x) / chunks * pitch + column;
     if constexpr (windows) {
-      const int tap = static_cast<int>(shape.channels.divide(static_cast<uint32_t>(from))), channel = from - tap * static_cast<int>(shape.channels.divisor);
-      const int u = static_cast<int>(shape.taps_across.divide(static_cast<uint32_t>(tap))), v = tap - u * static_cast<int>(shape.taps_across.divisor);
-      const int down = u * shape.dilation[0], right = v * shape.dilation[1];
-      const bool live = from < matrix.columns;
+      const auto [down, right, channel] = shape.column(from);
 #pragma unroll
-      for (int i = 0; i < passes; ++i) {
-        const int y = top[i] + down, x = left[i] + right;
-        const bool inside = live && static_cast<unsigned>(y) < static_cast<unsigned>(shape.height) && static_cast<unsigned>(x) < static_cast<unsigned>(shape.width);
-        const int offset = y * shape.line + x * static_cast<int>(shape.channels.divisor) + channel;
-        copy_chunk(to + i * (threads / chunks) * pitch, at[i] + offset, inside ? 16 : 0);
-      }
+      for (int i = 0; i < passes; ++i)
+        copy_pixel(shape, to + i * (threads / chunks) * pitch, at[i], top[i] + down, left[i] + right, channel, from < matrix.columns);
     } else {
       const int live = min(max(matrix.columns - from, 0), chunk);
 #pragma unroll
@@ -132,11 +145,10 @@ template <int columns, int depth, int threads, bool windows> struct AcrossK {
   __device__ AcrossK(const Matrix& m, const Windows& w, const float* d, int first) : matrix(m), shape(w), data(d) {
     column = first + static_cast<int>(threadIdx.x) % chunks * chunk;
     if constexpr (windows) {
-      const int tap = static_cast<int>(w.channels.divide(static_cast<uint32_t>(column)));
-      const int u = static_cast<int>(w.taps_across.divide(static_cast<uint32_t>(tap))), v = tap - u * static_cast<int>(w.taps_across.divisor);
-      channel = column - tap * static_cast<int>(w.channels.divisor);
-      down = u * w.dilation[0] + w.origin[0];
-      right = v * w.dilation[1] + w.origin[1];
+      const auto c = w.column(column);
+      channel = c.channel;
+      down = c.down + w.origin[0];
+      right = c.right + w.origin[1];
     }
   }
   __device__ void load(float* tile, int k) const {
@@ -146,13 +158,9 @@ template <int columns, int depth, int threads, bool windows> struct AcrossK {
       float* to = tile + in_tile * pitch + static_cast<int>(threadIdx.x) % chunks * chunk;
       const bool live = row < matrix.rows;
       if constexpr (windows) {
-        const int n = static_cast<int>(shape.positions.divide(static_cast<uint32_t>(row))), rest = row - n * static_cast<int>(shape.positions.divisor);
-        const int y_out = static_cast<int>(shape.across.divide(static_cast<uint32_t>(rest))), x_out = rest - y_out * static_cast<int>(shape.across.divisor);
-        const int y = y_out * shape.stride[0] + down, x = x_out * shape.stride[1] + right;
-        const bool inside = live && column < matrix.columns && static_cast<unsigned>(y) < static_cast<unsigned>(shape.height) &&
-                            static_cast<unsigned>(x) < static_cast<unsigned>(shape.width);
-        const int offset = y * shape.line + x * static_cast<int>(shape.channels.divisor) + channel;
-        copy_chunk(to, data + static_cast<int64_t>(n) * matrix.leading + offset, inside ? 16 : 0);
+        const auto [n, y, x] = shape.row(row);
+        copy_pixel(shape, to, data + static_cast<int64_t>(n) * matrix.leading, y * shape.stride[0] + down, x * shape.stride[1] + right, channel,
+                   live && column < matrix.columns);
       } else {
         copy_part(matrix.packed, to, data + static_cast<int64_t>(row) * matrix.leading + column, live ? min(max(matrix.columns - column, 0), chunk) : 0);
       }
@@ -189,8 +197,7 @@ struct Place {
 __device__ inline float* row_of(const Product& p, const Place& at, int r) {
   float* data = p.y.data + (at.batch * p.parts + at.part) * p.y.step;
   if (!p.y.scattered) return data + static_cast<int64_t>(r) * p.y.leading;
-  const int n = static_cast<int>(p.windows.positions.divide(static_cast<uint32_t>(r))), rest = r - n * static_cast<int>(p.windows.positions.divisor);
-  const int y = static_cast<int>(p.windows.across.divide(static_cast<uint32_t>(rest))), x = rest - y * static_cast<int>(p.windows.across.divisor);
+  const auto [n, y, x] = p.windows.row(r);
   return data + n * p.y.image + y * p.y.line + x * p.y.pixel;
 }
 // Columns `column` and the next; of those only the ones with a bit in `wanted`.
