@@ -90,29 +90,28 @@ __device__ inline void copy_pixel(const Windows& w, float* to, const float* imag
 }
 
 // Tiles of `rows` rows and `depth` of their columns, k. With 8 numbers between rows a warp reads pairs without conflicts, with 4
-// chunks.
+// chunks. A thread copies chunks of every `step`th row.
 template <int rows, int depth, int threads, int between, bool windows> struct AlongK {
-  static constexpr int chunks = depth / chunk, passes = rows * chunks / threads, pitch = depth + between, size = rows * pitch;
-  static_assert(passes * threads == rows * chunks);
+  static constexpr int chunks = depth / chunk, step = threads / chunks, passes = rows / step, pitch = depth + between, size = rows * pitch;
+  static_assert(passes * step == rows);
   const Matrix& matrix;
   const Windows& shape;
-  const float* at[passes];        // of a row, or of its image
-  int top[passes], left[passes];  // of a window; far outside where there is no row
+  int row;  // this thread's first
+  const float* at[windows ? passes : 1];                      // of a row's image, or the first row
+  int top[windows ? passes : 1], left[windows ? passes : 1];  // of a window; far outside where there is no row
 
-  __device__ AlongK(const Matrix& m, const Windows& w, const float* data, int first) : matrix(m), shape(w) {
+  __device__ AlongK(const Matrix& m, const Windows& w, const float* data, int first)
+      : matrix(m), shape(w), row(first + static_cast<int>(threadIdx.x) / chunks) {
+    if constexpr (windows) {
 #pragma unroll
-    for (int i = 0; i < passes; ++i) {
-      const int row = first + static_cast<int>(threadIdx.x) / chunks + i * (threads / chunks);
-      const bool live = row < m.rows;
-      if constexpr (windows) {
-        const auto [n, y, x] = w.row(row);
+      for (int i = 0; i < passes; ++i) {
+        const auto [n, y, x] = w.row(row + i * step);
         at[i] = data + static_cast<int64_t>(n) * m.leading;
-        top[i] = live ? y * w.stride[0] + w.origin[0] : -(1 << 30);
+        top[i] = row + i * step < m.rows ? y * w.stride[0] + w.origin[0] : -(1 << 30);
         left[i] = x * w.stride[1] + w.origin[1];
-      } else {
-        at[i] = data + static_cast<int64_t>(row) * m.leading;
-        top[i] = live ? -1 : 0;  // a mask
       }
+    } else {
+      at[0] = data + static_cast<int64_t>(row) * m.leading;
     }
   }
   __device__ void load(float* tile, int k) const {
@@ -122,11 +121,13 @@ template <int rows, int depth, int threads, int between, bool windows> struct Al
       const auto [down, right, channel] = shape.column(from);
 #pragma unroll
       for (int i = 0; i < passes; ++i)
-        copy_pixel(shape, to + i * (threads / chunks) * pitch, at[i], top[i] + down, left[i] + right, channel, from < matrix.columns);
+        copy_pixel(shape, to + i * step * pitch, at[i], top[i] + down, left[i] + right, channel, from < matrix.columns);
     } else {
       const int live = min(max(matrix.columns - from, 0), chunk);
+      const float* source = at[0] + from;
 #pragma unroll
-      for (int i = 0; i < passes; ++i) copy_part(matrix.packed, to + i * (threads / chunks) * pitch, at[i] + from, top[i] & live);
+      for (int i = 0; i < passes; ++i, source += step * matrix.leading)
+        copy_part(matrix.packed, to + i * step * pitch, source, row + i * step < matrix.rows ? live : 0);
     }
   }
   // Of a row: numbers k to k + n - 1, k a multiple of n.
