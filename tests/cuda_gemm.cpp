@@ -106,6 +106,42 @@ TEST_CASE("f32 products with infinities, NaN, and numbers at both ends") {
   check_sums(matmul(tiny, scale), matmul(wide(tiny), wide(scale)), matmul(wide(tiny), wide(scale)), 512);
 }
 
+TEST_CASE("small linear layers in f32 and their gradients, with infinities and NaN, too") {
+  NEEDS_CUDA();
+  manual_seed(5);
+  struct Case { int64_t rows, in, out; };
+  for (auto [rows, in, out] : {Case{128, 784, 256}, {128, 256, 128}, {128, 128, 10}, {33, 57, 10}, {1, 1, 1}, {1000, 5, 3}, {7, 1000, 31}, {64, 36, 44}})
+    for (bool with_relu : {false, true})
+      for (bool off : {false, true}) {
+        INFO(rows << ' ' << in << ' ' << out << ", relu " << with_relu << ", off " << off);
+        auto leaf = [&](const Shape& shape) {
+          const Tensor t = randn(shape, {.device = gpu});
+          return (off ? amid(t) : t).detach().requires_grad_();
+        };
+        const std::vector<Tensor> leaves{leaf({rows, in}), leaf({out, in}), leaf({out})};
+        std::vector<Tensor> exact, sizes;
+        for (auto& l : leaves) exact.push_back(wide(l.detach()).requires_grad_());
+        auto layer = [&](const std::vector<Tensor>& t) { return with_relu ? linear_relu(t[0], t[1], t[2]) : linear(t[0], t[1], t[2]); };
+        const Tensor y = layer(leaves), z = layer(exact);
+        check_sums(y.detach(), z.detach(), linear(abs(wide(leaves[0].detach())), abs(wide(leaves[1].detach())), abs(wide(leaves[2].detach()))), in);
+        const Tensor g = randn({rows, out}, {.device = gpu}), through = with_relu ? wide(g) * gt(z.detach(), 0).to(DType::f64) : wide(g);
+        const auto got = grad({sum(y * g)}, leaves), want = grad({sum(z * wide(g))}, exact);
+        const Tensor up = abs(through), x = abs(exact[0].detach()), w = abs(exact[1].detach());
+        check_sums(got[0], want[0], matmul(up, w), out);
+        check_sums(got[1], want[1], matmul(up.t(), x), rows);
+        check_sums(got[2], want[2], up.sum(0), 8 * rows);
+      }
+  for (double odd : std::initializer_list<double>{INFINITY, -INFINITY, NAN, 3e38}) {
+    const Tensor x = randn({40, 100}, {.device = gpu}), w = randn({50, 100}, {.device = gpu});
+    x.slice(0, 3, 4).slice(1, 7, 8).fill_(odd);
+    w.slice(0, 9, 10).slice(1, 7, 8).fill_(0);
+    w.slice(0, 4, 5).slice(1, 11, 12).fill_(odd);
+    const Tensor y = linear(x, w), z = linear(wide(x), wide(w));
+    CHECK(all(eq(isnan(y), isnan(z))).item());
+    CHECK(all(eq(isinf(y), isinf(z.to(DType::f32)))).item());
+  }
+}
+
 TEST_CASE("f32 convolutions and their gradients") {
   NEEDS_CUDA();
   manual_seed(4);
