@@ -36,7 +36,7 @@ template <class S, class O> Doubles rates(const O& options, int n) {
 }
 void check(const Doubles& got, const Doubles& expected) {
   REQUIRE(got.size() == expected.size());
-  for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == Approx(expected[i]).margin(1e-12));
+  for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == Approx(expected[i]).epsilon(1e-12).margin(1e-12));
 }
 Doubles formula(int n, const std::function<double(double)>& f) {
   Doubles v;
