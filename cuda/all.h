@@ -26,6 +26,7 @@ void fill_cuda_update();
 void fill_cuda_optimizers();
 void fill_cuda_schedule();
 void fill_cuda_matmul();
+void fill_cuda_relu_grad();
 void fill_cuda_conv();
 void fill_cuda_norm();
 void fill_cuda_pool();

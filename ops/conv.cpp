@@ -10,6 +10,7 @@
 #include "halftone/ops/copy.h"
 #include "halftone/ops/gemm.h"
 #include "halftone/ops/iterate.h"
+#include "halftone/ops/matmul.h"
 #include "halftone/ops/reduce.h"
 #include "halftone/ops/unary.h"
 
@@ -361,8 +362,8 @@ Tensors gradients(const Rule& r, const Tensor& g) {
 }
 
 // The same outside a graph: gradients of weights that autocast cast down leave the product in f32, and go straight into
-// their leaf's buffer.
-Tensors fused_gradients(const Rule& r, const Tensor& g) {
+// their leaf's buffer. The bias's may be there already.
+Tensors fused_gradients(const Rule& r, const Tensor& g, const Tensor& of_bias = {}) {
   auto a = r.as<ConvAttrs>();
   auto into = [&](size_t i, const OpDef& op, Tensors in, const Attrs& attrs) {
     Tensor buffer = r.destination(i);
@@ -374,9 +375,18 @@ Tensors fused_gradients(const Rule& r, const Tensor& g) {
     to_weight.wide = r.absorbed(1) != nullptr;
     grads[1] = into(1, op::conv_weight, {r.in(0), g}, Attrs::of(to_weight));
   }
-  if (r.size() > 2)
+  if (of_bias.defined()) grads.push_back(of_bias);
+  else if (r.size() > 2)
     grads.push_back(r.needs(2) ? into(2, reduce::def<reduce::Sum>, {g}, Attrs::of(reduce::Dims{but_channels(a), false, r.absorbed(2) != nullptr})) : Tensor());
   return grads;
+}
+
+// From that of its relu.
+Tensors fused_relu_gradients(const Rule& r) {
+  if (r.size() <= 2 || !r.needs(2)) return fused_gradients(r, relu_grad(r.out(), r.grad()));
+  const ReluGradSumsAttrs a{.wide = r.absorbed(2) != nullptr};
+  Tensors both = call_all_into(op::relu_grad_sums, {r.out(), r.grad()}, Attrs::of(a), {{}, r.destination(2)});
+  return fused_gradients(r, both[0], both[1]);
 }
 
 // A weight's or bias's cast from f32.
@@ -503,7 +513,7 @@ constinit OpDef conv_relu = {
     .infer = infer_conv,
     .saves = {.in = 3, .out = 1},
     .backward = [](const Rule& r) { return gradients(r, relu_grad(r.out(), r.grad())); },
-    .fused_backward = [](const Rule& r) { return fused_gradients(r, relu_grad(r.out(), r.grad())); },
+    .fused_backward = fused_relu_gradients,
     .absorb = absorb_cast,
     .dtypes = {floating_types, floating_types},
     .samples = conv_samples,

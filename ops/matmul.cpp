@@ -174,6 +174,23 @@ std::vector<Sample> linear_grad_samples() {
   return all;
 }
 
+Metas infer_relu_grad_sums(const Call& c) {
+  const Meta &y = c.in[0].meta(), &g = c.in[1].meta();
+  HT_CHECK(is_floating(y.dtype) && y.shape.rank() >= 2, "relu_grad_sums: expected a floating y [n, c, ...], got ", y);
+  HT_CHECK(g.shape == y.shape && g.dtype == y.dtype, "relu_grad_sums: expected a gradient like y, ", y, ", got ", g);
+  const bool wide = c.as<ReluGradSumsAttrs>().wide && is_16bit_dtype(y.dtype);
+  return {laid_out_like(y, y.dtype), Meta({y.shape[1]}, wide ? DType::f32 : y.dtype, y.device)};
+}
+
+std::vector<Sample> relu_grad_sums_samples() {
+  auto sample = [](Shape s, bool wide) {
+    return Sample{{{.shape = s, .low = -1, .high = 1, .dtype = {}, .differentiable = false}, {.shape = s, .differentiable = false}},
+                  Attrs::of(ReluGradSumsAttrs{wide})};
+  };
+  return {sample({1, 1}, false), sample({2, 3}, true), sample({33, 7}, false), sample({130, 72}, true), sample({300, 264}, false), sample({0, 4}, true),
+          sample({3, 0}, false), sample({2, 3, 5}, true), sample({3, 16, 5, 7}, true), sample({2, 5, 4, 4}, false), sample({4, 8, 3, 3, 3}, true)};
+}
+
 std::vector<Sample> linear_samples() {
   auto sample = [](int64_t m, int64_t k, int64_t n, bool bias) {
     return Sample{{{.shape = {m, k}}, {.shape = {n, k}}, {.shape = {n}, .low = -2, .high = 2, .dtype = {}, .differentiable = true, .present = bias}}, {}};
@@ -258,18 +275,34 @@ constinit OpDef linear_grad = {
     .samples = linear_grad_samples,
     .kernel = {linear_grad_by_parts}};
 
+constinit OpDef relu_grad_sums = {
+    .name = "relu_grad_sums", .doc = "relu_grad, and its sums over all dimensions but the second: a bias's gradient", .cast = Cast::keep,
+    .infer = infer_relu_grad_sums,
+    .dtypes = {floating_types, floating_types},
+    .samples = relu_grad_sums_samples,
+    .kernel = {relu_grad_sums_by_parts}};
+
 }  // namespace op
 
 void linear_grad_by_parts(const Call& c, std::span<Tensor> out) {
   auto a = c.as<LinearGradAttrs>();
-  Tensor g = c.has(3) ? relu_grad(c.in[3], c.in[0]) : c.in[0];
+  const bool bias = (a.wanted & 4u) != 0, wide_bias = (a.wide & 4u) != 0;
+  Tensor g = c.in[0];
+  if (c.has(3) && bias) g = call_all_into(op::relu_grad_sums, {c.in[3], g}, Attrs::of(ReluGradSumsAttrs{wide_bias}), {{}, out[2]})[0];
+  else if (c.has(3)) g = relu_grad(c.in[3], g);
   if (a.wanted & 1u) call_into(op::matmul, {g, c.in[2]}, Attrs::of(MatmulAttrs{}), out[0]);
   if (a.wanted & 2u) call_into(op::matmul, {g.t(), c.in[1]}, Attrs::of(MatmulAttrs{(a.wide & 2u) != 0}), out[1]);
-  if (a.wanted & 4u) call_into(reduce::def<reduce::Sum>, {g}, Attrs::of(reduce::Dims{1, false, (a.wide & 4u) != 0}), out[2]);
+  if (bias && !c.has(3)) call_into(reduce::def<reduce::Sum>, {g}, Attrs::of(reduce::Dims{1, false, wide_bias}), out[2]);
+}
+
+void relu_grad_sums_by_parts(const Call& c, std::span<Tensor> out) {
+  call_into(binary::def<binary::ReluGrad>, {c.in[0], c.in[1]}, {}, out[0]);
+  const uint32_t but_second = ((1u << c.in[0].shape().rank()) - 1u) & ~2u;
+  call_into(reduce::def<reduce::Sum>, {out[0]}, Attrs::of(reduce::Dims{but_second, false, c.as<ReluGradSumsAttrs>().wide}), out[1]);
 }
 
 std::span<OpDef* const> matmul_ops() {
-  static constexpr OpDef* all[] = {&op::matmul, &op::linear, &op::linear_relu, &op::linear_gelu, &op::linear_grad};
+  static constexpr OpDef* all[] = {&op::matmul, &op::linear, &op::linear_relu, &op::linear_gelu, &op::linear_grad, &op::relu_grad_sums};
   return all;
 }
 

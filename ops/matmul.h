@@ -8,7 +8,7 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef matmul, linear, linear_relu, linear_gelu, linear_grad;
+extern HT_API OpDef matmul, linear, linear_relu, linear_gelu, linear_grad, relu_grad_sums;
 }
 
 // The product of matrices, batched with broadcasting: a [..., m, k], b [..., k, n] -> [..., m, n]. A 1-d a is a row, a 1-d b a
@@ -41,7 +41,11 @@ struct MatmulAttrs {
 };
 // Of linear_grad: which gradients it computes, bit 0 of x, 1 of w, 2 of b; the others are empty. `wide` has the same bits.
 struct LinearGradAttrs { uint32_t wanted = 7, wide = 0; };
-// Its kernel on any device: products and a sum, one by one.
+// Of relu_grad_sums, the gradient before relu and its sums over all dimensions but the second, which are a bias's gradient: sums of 16-bit
+// elements in f32.
+struct ReluGradSumsAttrs { bool wide = false; };
+// Their kernels on any device: products and a sum, one by one.
 HT_API void linear_grad_by_parts(const Call& c, std::span<Tensor> out);
+HT_API void relu_grad_sums_by_parts(const Call& c, std::span<Tensor> out);
 
 }  // namespace halftone

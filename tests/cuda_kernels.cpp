@@ -158,7 +158,7 @@ const std::set<std::string_view> sums = {
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
     "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
     "add_layer_norm", "add_layer_norm_grad", "avg_pool",
-    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad", "lstm_step",
+    "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad", "relu_grad_sums", "lstm_step",
     "lstm_step_grad", "gru_step", "gru_step_grad"};
 
 bool is_optimizer(std::string_view op) {
