@@ -67,8 +67,32 @@ template <class F> __device__ void each_window(const PoolGeometry& q, const int3
   }
 }
 
-template <int n, class T>
-__global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y, int32_t* chosen) {
+// The same, without what an average divides by, where a window's elements are neighbours and all windows have one size: with fewer divisions.
+struct CloseWindows {
+  FastDivisor stride[3];
+  explicit CloseWindows(const PoolGeometry& q) {
+    for (int d = 0; d < 3; ++d) stride[d] = FastDivisor(static_cast<uint32_t>(q.stride[d]));
+  }
+  static bool fit(const PoolGeometry& q) { return !q.adaptive && q.dilation[0] == 1 && q.dilation[1] == 1 && q.dilation[2] == 1; }
+  template <class F> __device__ void each(const PoolGeometry& q, const int32_t (&at)[3], F f) const {
+    int32_t padded[3], first[3], last[3];
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      padded[d] = at[d] + q.padding[d];
+      const int32_t before = padded[d] - q.kernel[d];  // the last place whose window ends before the element
+      first[d] = before < 0 ? 0 : static_cast<int32_t>(stride[d].divide(static_cast<uint32_t>(before))) + 1;
+      last[d] = min(q.out[d], static_cast<int32_t>(stride[d].divide(static_cast<uint32_t>(padded[d]))) + 1);
+    }
+    for (int32_t a = first[0]; a < last[0]; ++a)
+      for (int32_t b = first[1]; b < last[1]; ++b) {
+        const int32_t row = ((padded[0] - a * q.stride[0]) * q.kernel[1] + padded[1] - b * q.stride[1]) * q.kernel[2] + padded[2];
+        for (int32_t c = first[2]; c < last[2]; ++c) f((int64_t{a} * q.out[1] + b) * q.out[2] + c, row - c * q.stride[2]);
+      }
+  }
+};
+
+template <int n, class T, class N>
+__global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y, N* chosen) {
   wait_for_previous();
   using C = compute_t<T>;
   for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
@@ -95,12 +119,17 @@ __global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q,
 #pragma unroll
     for (int c = 0; c < n; ++c) out.v[c] = to<T>(best[c]);
     store_pack(y + o * n, out);
-    if (chosen) store_pack(chosen + o * n, taps);
+    if (!chosen) continue;
+    Pack<N, n> numbers;
+#pragma unroll
+    for (int c = 0; c < n; ++c) numbers.v[c] = static_cast<N>(taps.v[c]);
+    store_pack(chosen + o * n, numbers);
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(threads) max_pool_gather_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* x, const int32_t* chosen, T* y) {
+template <class T, class N>
+__global__ void __launch_bounds__(threads)
+    max_pool_gather_kernel(const PoolGeometry q, const Places places, const int64_t count, const T* x, const N* chosen, T* y) {
   wait_for_previous();
   for (int64_t o = thread_index(); o < count; o += grid_threads()) {
     int32_t at[3];
@@ -113,21 +142,24 @@ __global__ void __launch_bounds__(threads) max_pool_gather_kernel(const PoolGeom
   }
 }
 
-template <int n, class T>
-__global__ void __launch_bounds__(threads) max_pool_scatter_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* g, const int32_t* chosen, T* x) {
+template <int n, bool close, class T, class N>
+__global__ void __launch_bounds__(threads)
+    max_pool_scatter_kernel(const PoolGeometry q, const CloseWindows windows, const Places places, const int64_t packs, const T* g, const N* chosen, T* x) {
   wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
     int32_t at[3];
     const Plane plane = places.locate(e * n, at, q.positions());
     A sum[n] = {};
-    each_window(q, at, [&](int64_t o, int32_t tap, int64_t) {
+    auto add = [&](int64_t o, int32_t tap, int64_t = 1) {
       const int64_t from = plane.first + o * plane.step;
       const auto taps = load_pack<n>(chosen + from);
       const auto values = load_pack<n>(g + from);
 #pragma unroll
       for (int c = 0; c < n; ++c) if (taps.v[c] == tap) sum[c] += to<A>(values.v[c]);
-    });
+    };
+    if constexpr (close) windows.each(q, at, add);
+    else each_window(q, at, add);
     Pack<T, n> out;
 #pragma unroll
     for (int c = 0; c < n; ++c) out.v[c] = to<T>(sum[c]);
@@ -203,15 +235,21 @@ void run_max_pool(const Call& c, std::span<Tensor> out) {
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
     in_packs(y, {&x}, [&]<int n>(std::integral_constant<int, n>) {
       const int64_t packs = y.numel() / n;
-      launch("max_pool", max_pool_kernel<n, T>, blocks_for(packs), threads, q, Places(q.out, y), packs, x.data<T>(), y.data<T>(),
-             out.size() > 1 ? out[1].data<int32_t>() : nullptr);
+      auto run = [&]<class N>(N* chosen) {
+        launch("max_pool", max_pool_kernel<n, T, N>, blocks_for(packs), threads, q, Places(q.out, y), packs, x.data<T>(), y.data<T>(), chosen);
+      };
+      if (out.size() > 1) visit_numbers(out[1], run);
+      else run(static_cast<uint8_t*>(nullptr));
     });
   });
 }
 void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
   const Tensor &y = out[0], x = like(c.in[0], y), chosen = like(c.in[1], y);
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
-    launch("max_pool_gather", max_pool_gather_kernel<T>, blocks_for(y.numel()), threads, q, Places(q.out, y), y.numel(), x.data<T>(), chosen.data<int32_t>(), y.data<T>());
+    visit_numbers(chosen, [&]<class N>(const N* numbers) {
+      launch("max_pool_gather", max_pool_gather_kernel<T, N>, blocks_for(y.numel()), threads, q, Places(q.out, y), y.numel(), x.data<T>(), numbers,
+             y.data<T>());
+    });
   });
 }
 void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
@@ -219,7 +257,10 @@ void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
   dispatch(c, x, true, [&]<class T>(Type<T>, const PoolGeometry& q) {
     in_packs(x, {&g, &chosen}, [&]<int n>(std::integral_constant<int, n>) {
       const int64_t packs = x.numel() / n;
-      launch("max_pool_scatter", max_pool_scatter_kernel<n, T>, blocks_for(packs), threads, q, Places(q.in, x), packs, g.data<T>(), chosen.data<int32_t>(), x.data<T>());
+      visit_numbers(chosen, [&]<class N>(const N* numbers) {
+        auto kernel = CloseWindows::fit(q) ? max_pool_scatter_kernel<n, true, T, N> : max_pool_scatter_kernel<n, false, T, N>;
+        launch("max_pool_scatter", kernel, blocks_for(packs), threads, q, CloseWindows(q), Places(q.in, x), packs, g.data<T>(), numbers, x.data<T>());
+      });
     });
   });
 }

@@ -35,14 +35,14 @@ template <class F> void each_plane(const PoolGeometry& q, F f) {
 }
 
 // A plane by rows of results, tap by tap, so that neighbours share vectors. Windows of one size only.
-template <class T> void max_by_rows(const PoolGeometry& q, const T* x, T* y, int32_t* chosen) {
+template <class T, class N> void max_by_rows(const PoolGeometry& q, const T* x, T* y, N* chosen) {
   using C = compute_t<T>;
   int64_t n = q.out[2], stride = q.stride[2];
   std::vector<C> best(static_cast<size_t>(n));
-  std::vector<int32_t> taps(chosen ? 0 : best.size());
+  std::vector<int32_t> taps(best.size());
   for (int32_t a = 0; a < q.out[0]; ++a)
     for (int32_t b = 0; b < q.out[1]; ++b, y += n) {
-      int32_t* tap = chosen ? chosen + (int64_t{a} * q.out[1] + b) * n : taps.data();
+      int32_t* tap = taps.data();
       std::fill(best.begin(), best.end(), reduce::Argmax::start<C>().value);
       std::fill_n(tap, n, -1);
       PoolWindow u = q.window(0, a), v = q.window(1, b);
@@ -66,6 +66,7 @@ template <class T> void max_by_rows(const PoolGeometry& q, const T* x, T* y, int
             else look(stride);
           }
       for (int64_t o = 0; o < n; ++o) y[o] = T(best[static_cast<size_t>(o)]);
+      if (chosen) chosen = std::transform(tap, tap + n, chosen, [](int32_t number) { return static_cast<N>(number); });
     }
 }
 
@@ -76,16 +77,19 @@ void run_max_pool(const Call& c, std::span<Tensor> out) {
     using C = compute_t<T>;
     const T* x = input.data<T>();
     T* y = out[0].data<T>();
-    int32_t* chosen = out.size() > 1 ? out[1].data<int32_t>() : nullptr;
-    each_plane(q, [&](int64_t p) {
-      if (!q.adaptive) return max_by_rows(q, x + p * q.pixels(), y + p * q.positions(), chosen ? chosen + p * q.positions() : nullptr);
-      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
-        reduce::Best<C> best = reduce::Argmax::start<C>();
-        each_element(q, u, v, w, [&](int64_t i, int64_t tap) { best = reduce::Argmax::add(best, C(x[p * q.pixels() + i]), tap); });
-        y[p * q.positions() + at] = T(best.value);
-        if (chosen) chosen[p * q.positions() + at] = static_cast<int32_t>(best.index);
+    auto run = [&]<class N>(N* chosen) {
+      each_plane(q, [&](int64_t p) {
+        if (!q.adaptive) return max_by_rows(q, x + p * q.pixels(), y + p * q.positions(), chosen ? chosen + p * q.positions() : nullptr);
+        each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+          reduce::Best<C> best = reduce::Argmax::start<C>();
+          each_element(q, u, v, w, [&](int64_t i, int64_t tap) { best = reduce::Argmax::add(best, C(x[p * q.pixels() + i]), tap); });
+          y[p * q.positions() + at] = T(best.value);
+          if (chosen) chosen[p * q.positions() + at] = static_cast<N>(best.index);
+        });
       });
-    });
+    };
+    if (out.size() > 1) visit_numbers(out[1], run);
+    else run(static_cast<int32_t*>(nullptr));
   });
 }
 
@@ -118,12 +122,13 @@ void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
   visit<floating_types>(input.dtype(), [&]<class T>(Type<T>) {
     const T* x = input.data<T>();
     T* y = out[0].data<T>();
-    const int32_t* chosen = taps.data<int32_t>();
-    each_plane(q, [&](int64_t p) {
-      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
-        int64_t o = p * q.positions() + at;
-        y[o] = T(0);
-        chosen_element(q, offsets, u, v, w, chosen[o], [&](int64_t i) { y[o] = x[p * q.pixels() + i]; });
+    visit_numbers(taps, [&](const auto* chosen) {
+      each_plane(q, [&](int64_t p) {
+        each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+          int64_t o = p * q.positions() + at;
+          y[o] = T(0);
+          chosen_element(q, offsets, u, v, w, chosen[o], [&](int64_t i) { y[o] = x[p * q.pixels() + i]; });
+        });
       });
     });
   });
@@ -145,11 +150,12 @@ void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
   const std::vector<int64_t> offsets = tap_offsets(q);
   visit<floating_types>(gradient.dtype(), [&]<class T>(Type<T>) {
     const T* g = gradient.data<T>();
-    const int32_t* chosen = taps.data<int32_t>();
-    scatter_planes(q, out[0].data<T>(), [&]<class A>(int64_t p, A* plane) {
-      each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
-        int64_t o = p * q.positions() + at;
-        chosen_element(q, offsets, u, v, w, chosen[o], [&](int64_t i) { plane[i] += A(g[o]); });
+    visit_numbers(taps, [&](const auto* chosen) {
+      scatter_planes(q, out[0].data<T>(), [&]<class A>(int64_t p, A* plane) {
+        each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
+          int64_t o = p * q.positions() + at;
+          chosen_element(q, offsets, u, v, w, chosen[o], [&](int64_t i) { plane[i] += A(g[o]); });
+        });
       });
     });
   });
@@ -237,11 +243,13 @@ Meta like(const Meta& x, const Shape& shape, DType dtype) {
   return m;
 }
 
+bool are_numbers(const Meta& taps) { return taps.dtype == DType::u8 || taps.dtype == DType::i32; }
+
 Metas infer_forward(const Call& c) {
   const Meta& x = c.in[0].meta();
   Shape sizes = output_sizes(c, x, x.shape), y = joined(x.shape, sizes);
   if (c.op == &op::avg_pool) return {like(x, y, x.dtype)};
-  return {like(x, y, x.dtype), like(x, y, DType::i32)};
+  return {like(x, y, x.dtype), like(x, y, number_type(c.as<PoolAttrs>()))};
 }
 
 // From a gradient of the output's shape.
@@ -256,7 +264,7 @@ Metas infer_transpose(const Call& c) {
   }
   HT_CHECK(is_floating(g.dtype), who(c), ": expected a floating dtype, got ", g.dtype);
   if (c.op == &op::max_pool_scatter)
-    HT_CHECK(c.in[1].dtype() == DType::i32 && c.in[1].shape() == g.shape, who(c), ": expected elements' numbers ", g.shape, " (i32), got ", c.in[1].meta());
+    HT_CHECK(are_numbers(c.in[1].meta()) && c.in[1].shape() == g.shape, who(c), ": expected elements' numbers ", g.shape, " (u8 or i32), got ", c.in[1].meta());
   return {like(c.op == &op::max_pool_scatter ? c.in[1].meta() : g, x, g.dtype)};
 }
 
@@ -265,7 +273,7 @@ Metas infer_gather(const Call& c) {
   auto a = c.as<PoolAttrs>();
   HT_CHECK(x.shape.rank() == a.dims + 2 && taps.shape.rank() == a.dims + 2, who(c), ": expected tensors of ", a.dims + 2, " dimensions, got ", x, " and ", taps);
   Shape y = a.adaptive ? taps.shape : joined(x.shape, output_sizes(c, x, x.shape));
-  HT_CHECK(is_floating(x.dtype) && taps.dtype == DType::i32 && taps.shape == y, who(c), ": expected elements' numbers ", y, " (i32), got ", taps);
+  HT_CHECK(is_floating(x.dtype) && are_numbers(taps) && taps.shape == y, who(c), ": expected elements' numbers ", y, " (u8 or i32), got ", taps);
   return {like(x, y, x.dtype)};
 }
 
@@ -316,7 +324,9 @@ std::vector<Example> examples(bool average) {
           adaptive({2, 3, 7}, {3}),
           adaptive({2, 2, 5, 7}, {1, 1}),
           adaptive({1, 3, 5, 4}, {3, 6}),
-          {{1, 2, 4, 3, 5}, strided({2, 2, 3}, {2, 1, 2}, {1, 0, 1}, {1, 1, 1})}};
+          {{1, 2, 4, 3, 5}, strided({2, 2, 3}, {2, 1, 2}, {1, 0, 1}, {1, 1, 1})},
+          {{1, 1, 16, 18}, strided({15, 17}, {1, 1}, {0, 0}, {1, 1})},
+          {{1, 1, 17, 17}, strided({16, 16}, {1, 1}, {0, 0}, {1, 1})}};
 }
 // Output shapes need no tensor: the same arithmetic as infer's.
 Shape result_shape(const Example& e) {
@@ -325,10 +335,16 @@ Shape result_shape(const Example& e) {
 }
 SampleInput taps_of(const Example& e) {
   auto taps = static_cast<double>(e.a.kernel[0] * e.a.kernel[1] * e.a.kernel[2]);
-  return {.shape = result_shape(e), .low = 0, .high = taps, .dtype = DType::i32, .differentiable = false};
+  return {.shape = result_shape(e), .low = 0, .high = taps, .dtype = number_type(e.a), .differentiable = false};
 }
 
 }  // namespace
+
+DType number_type(const PoolAttrs& a) {
+  int64_t room = a.adaptive ? 0 : std::numeric_limits<uint8_t>::max();
+  for (int64_t k : a.kernel) room /= std::max<int64_t>(k, 1);
+  return room > 0 ? DType::u8 : DType::i32;
+}
 
 PoolGeometry pool_geometry(const PoolAttrs& a, const Shape& x, const Shape& y) {
   PoolGeometry q{x[0] * x[1], {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {1, 1, 1}, a.include_pad, a.adaptive};

@@ -45,6 +45,13 @@ struct PoolAttrs {
   int32_t dims = 2;
   bool ceil_mode = false, include_pad = true, adaptive = false;
 };
+// Of the elements' numbers: u8 where every number and 255, which is none's, are different, else i32, where -1 is none's.
+HT_API DType number_type(const PoolAttrs& a);
+// Calls run(pointer to t's numbers).
+template <class F> void visit_numbers(const Tensor& t, F run) {
+  if (t.dtype() == DType::u8) run(t.data<uint8_t>());
+  else run(t.data<int32_t>());
+}
 
 // Along one dimension: the elements begin, begin + step, ... below end lie inside the input, the first is element `tap` of
 // the window, and `count` is what an average divides by.
