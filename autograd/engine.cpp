@@ -580,7 +580,12 @@ void Tensor::zero_grad() const {
   Leaf& l = body_->autograd->leaf();
   std::lock_guard guard(l.lock);
   note_capture(body_, l, false);
-  if (l.buffer.defined() && l.buffer.requires_grad()) l.buffer = {};  // create_graph's: part of a graph, never a buffer
+  // A gradient of create_graph's is part of a graph, never a buffer. A large buffer's memory serves forward until backward needs it again,
+  // unless somebody else has the tensor, too, or a captured step writes there.
+  constexpr int64_t large = 1 << 20;  // elements
+  const Tensor& b = l.buffer;
+  const bool can_go = b.defined() && (b.requires_grad() || (b.numel() >= large && !l.capture && can_become_buffer(b)));
+  if (can_go) l.buffer = {};
   set_slot(l, true, {});
 }
 
