@@ -430,10 +430,10 @@ void replace(OpDef& op, Kernel& before, Kernel kernel) {
 void register_onednn() {
   // Of other kinds of threads we could not say that they stay away.
   if (DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_OMP && DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_SEQ) return;
-  // Units for 16 bits only on demand, HALFTONE_NARROW_UNITS=1: a part of the tests has been run on a processor that has them.
+  // Units for 16 bits, where the processor has them; HALFTONE_NARROW_UNITS=0 does without.
   constexpr auto units = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   const char* asked = std::getenv("HALFTONE_NARROW_UNITS");
-  bool narrow = asked && *asked == '1' && (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & units) == units;
+  bool narrow = !(asked && *asked == '0') && (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & units) == units;
   block_products() = {multiply, narrow && multiplies(DType::bf16) ? multiply<bfloat16> : nullptr, narrow && multiplies(DType::f16) ? multiply<half> : nullptr};
   replace(op::conv, eigen_conv, run_conv<false>);
   replace(op::conv_relu, eigen_conv_relu, run_conv<true>);
