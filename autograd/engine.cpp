@@ -68,6 +68,7 @@ class Run final : public Services {
   void note_scaled(std::optional<bool>& before, const char* where) const;
   bool may_absorb(Step& s, size_t i) override;
   Tensor destination(Step& s, size_t i) override;
+  Tensor addend(Step& s, size_t i) override;
   void deliver_to_leaf(const Edge& e, Tensor g);
   bool is_claimed(const Edge& e) const;
   void give_up_claims();
@@ -445,6 +446,14 @@ Tensor Run::destination(Step& s, size_t i) {
   leaf.claimed_by = this;
   claimed_.push_back(&leaf);
   return b;
+}
+
+// What waits where input i's gradient goes. It leaves its slot, which the sum takes: nobody looks there before the last has come, so
+// that hooks and targets get what they would have.
+Tensor Run::addend(Step& s, size_t i) {
+  auto& e = s.node.inputs[i].edge;
+  if (create_graph_ || !s.needs[i] || s.absorbed[i] || !e.node) return {};
+  return std::exchange(nodes_[e.node.get()].grads[e.output], {});
 }
 
 Tensor seed_for(const Tensor& output, const Tensor& given) {

@@ -123,6 +123,7 @@ class Services {
  public:
   virtual bool may_absorb(Step&, size_t i) = 0;
   virtual Tensor destination(Step&, size_t i) = 0;
+  virtual Tensor addend(Step&, size_t i) = 0;
 
  protected:
   ~Services() = default;

@@ -57,6 +57,7 @@ class OpRule final : public Rule {
   size_t size() const override { return node_.inputs.size(); }
   const Producer* absorbed(size_t i) const override { return i < producers_.size() && producers_[i].op ? &producers_[i] : nullptr; }
   Tensor destination(size_t i) const override { return step_.engine.destination(step_, i); }
+  Tensor addend(size_t i) const override { return step_.engine.addend(step_, i); }
 
   // Lets the operator answer for producers of its inputs.
   void absorb() {

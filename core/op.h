@@ -82,6 +82,9 @@ class Rule {
   virtual const Producer* absorbed(size_t i) const = 0;
   // Defined: input i's gradient may be written there, overwriting; returning that tensor says it was.
   virtual Tensor destination(size_t i) const = 0;
+  // Defined: what input i's tensor has received from others, of its shape and dtype and in any layout. Who asks must return the sum of
+  // it and input i's gradient. It may be another's tensor: read only. Asked a second time, there is none.
+  virtual Tensor addend(size_t i) const = 0;
   const Attrs& attrs() const { return *attrs_; }
   template <class P> P as() const { return attrs_->as<P>(); }
 

@@ -205,6 +205,7 @@ void run_conv_input(const Call& c, std::span<Tensor> out) {
   visit<floating_types>(g.dtype(), [&]<class T>(Type<T>) {
     launch("conv_input", conv_input_kernel<T>, blocks_for(x.numel()), threads, problem(c, x, w, g), x.data<T>(), g.data<T>(), w.data<T>());
   });
+  if (c.has(2)) add_into(x, c.in[2]);
 }
 
 void run_conv_weight(const Call& c, std::span<Tensor> out) {

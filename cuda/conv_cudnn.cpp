@@ -3,6 +3,9 @@
 // they are asked for; tuning may find that cuBLASLt is faster where a kernel has one place. Without a plan, in f64, for f32 images in
 // one group (gemm_3xtf32.cu), and where windows hold few numbers of 16 bits, our own kernels run.
 //
+// An addend of a gradient is a problem of its own. Kernels of one place take it up in cuBLASLt's product; for the others cuDNN compiles
+// kernels when it is asked, so that only tuning asks. Otherwise the sum comes apart, by a second kernel.
+//
 // Tensor cores want channels last. Whatever the layout of the tensors, 16-bit operands are handed over with their channels
 // as neighbours: those that lie so already are not copied.
 #include "halftone/core/backend.h"
@@ -27,22 +30,22 @@ using namespace cudnn;
 
 // ---- plans
 
-enum class Kind : int64_t { forward, forward_with_bias, input, weight };
+enum class Kind : int64_t { forward, forward_with_bias, input, weight, input_with_addend };
 
 struct Problem {
   int64_t device, kind, dtype, out_dtype, channels_last, tf32, spatial;
   ConvGeometry q;
 };
 
-enum Uid : int64_t { uid_x = 1, uid_w, uid_y, uid_bias };
+enum Uid : int64_t { uid_x = 1, uid_w, uid_y, uid_bias, uid_addend };
 
-// One of a graph's candidates, or a product of matrices.
+// One of a graph's candidates, or a product of matrices, or neither: the sum comes apart.
 struct Choice {
   std::shared_ptr<fe::graph::Graph> graph;
   int64_t candidate = 0, workspace = 0;
   bool tuned = false, as_product = false;
 };
-constexpr const char* as_product = "product";  // its name among tuned choices
+constexpr const char *as_product = "product", *apart = "apart";  // their names among tuned choices
 
 // The same as a product of matrices [pixels, channels]; false when there is no kernel for it.
 using Product = std::function<bool()>;
@@ -93,33 +96,44 @@ std::shared_ptr<fe::graph::Graph> make_graph(const Problem& p) {
   auto result = [&](const std::shared_ptr<fe::graph::Tensor_attributes>& t, Uid uid, const Sizes& shape) {
     t->set_output(true).set_uid(uid).set_dim(shape).set_stride(strides_of(shape, p.channels_last)).set_data_type(type_of(p.out_dtype));
   };
+  auto sum = [&](const std::shared_ptr<fe::graph::Tensor_attributes>& part, const Sizes& shape, const std::shared_ptr<fe::graph::Tensor_attributes>& more) {
+    part->set_dim(shape).set_stride(strides_of(shape, p.channels_last));
+    return graph->pointwise(part, more, fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::ADD));
+  };
   switch (kind) {
     case Kind::forward: result(graph->conv_fprop(operand(uid_x, "x", x), operand(uid_w, "w", w), with(fe::graph::Conv_fprop_attributes())), uid_y, y); break;
     case Kind::forward_with_bias: {
       auto product = graph->conv_fprop(operand(uid_x, "x", x), operand(uid_w, "w", w), with(fe::graph::Conv_fprop_attributes()));
-      product->set_dim(y).set_stride(strides_of(y, p.channels_last));
       Sizes channel(y.size(), 1);
       channel[1] = p.q.o;
-      auto add = fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::ADD);
-      result(graph->pointwise(product, operand(uid_bias, "bias", channel), add), uid_y, y);
+      result(sum(product, y, operand(uid_bias, "bias", channel)), uid_y, y);
       break;
     }
     case Kind::input: result(graph->conv_dgrad(operand(uid_y, "g", y), operand(uid_w, "w", w), with(fe::graph::Conv_dgrad_attributes())), uid_x, x); break;
+    case Kind::input_with_addend: {
+      auto gradient = graph->conv_dgrad(operand(uid_y, "g", y), operand(uid_w, "w", w), with(fe::graph::Conv_dgrad_attributes()));
+      result(sum(gradient, x, operand(uid_addend, "addend", x)), uid_x, x);
+      break;
+    }
     case Kind::weight: result(graph->conv_wgrad(operand(uid_y, "g", y), operand(uid_x, "x", x), with(fe::graph::Conv_wgrad_attributes())), uid_w, w); break;
   }
   return graph;
 }
 
-// With its candidates, the best guess first; null when there are none.
+// With its candidates, the best guess first; null when there are none. Exceptions of a graph of two operations are not documented.
 std::shared_ptr<fe::graph::Graph> graph_with_candidates(const Problem& p) {
   auto g = make_graph(p);
   using Note = fe::NumericalNote_t;
   std::vector<Note> unwanted{Note::NONDETERMINISTIC, Note::REDUCED_PRECISION_REDUCTION, Note::FFT, Note::WINOGRAD};
   if (!p.tf32 && static_cast<DType>(p.dtype) == DType::f32) unwanted.insert(unwanted.end(), {Note::TENSOR_CORE, Note::DOWN_CONVERT_INPUTS});
   return with_handle([&](cudnnHandle_t h) {
-    bool none = g->validate().is_bad() || g->build_operation_graph(h).is_bad() || g->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}).is_bad();
-    if (none) g.reset();
-    else g->deselect_numeric_notes(unwanted);
+    try {
+      bool none = g->validate().is_bad() || g->build_operation_graph(h).is_bad() || g->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}).is_bad();
+      if (none) g.reset();
+      else g->deselect_numeric_notes(unwanted);
+    } catch (const std::exception&) {
+      g.reset();
+    }
     return g;
   });
 }
@@ -146,24 +160,34 @@ void execute(const Choice& plan, Addresses& addresses) {
 }
 
 std::string name_of(const Problem& p) { return tuning_name(text::cat("cudnn ", cudnnGetVersion()), p); }
-void tune_plan(const Problem& p, Addresses& addresses, const Product& product) {
+void tune_plan(const Problem& p, Addresses& addresses, const Product& product, std::optional<double> ms_apart) {
   if (tuned_choice(name_of(p))) return;
+  std::optional<double> least = ms_apart, of_plans;
+  if (least) set_tuned_choice(name_of(p), apart);
   Choice plan{graph_with_candidates(p)};
-  std::optional<double> least;
   auto time = [&](int64_t i) -> std::optional<double> {
     if (!build(plan, i)) return std::nullopt;
-    double ms = time_call([&] { execute(plan, addresses); });
-    least = std::min(ms, least.value_or(ms));
-    return ms;
+    try {
+      double ms = time_call([&] { execute(plan, addresses); });
+      of_plans = std::min(ms, of_plans.value_or(ms));
+      return ms;
+    } catch (const Error&) {  // it cannot run after all
+      return std::nullopt;
+    }
   };
   auto best = plan.graph ? fastest(plan.graph->get_execution_plan_count(), time) : std::nullopt;
-  if (is_product(p) && product() && (!best || time_call([&] { product(); }) < *least)) set_tuned_choice(name_of(p), as_product);
-  else if (best) set_tuned_choice(name_of(p), name_of(*plan.graph, *best));
+  if (best && (!least || *of_plans < *least)) {
+    set_tuned_choice(name_of(p), name_of(*plan.graph, *best));
+    least = of_plans;
+  }
+  if (is_product(p) && product() && (!least || time_call([&] { product(); }) < *least)) set_tuned_choice(name_of(p), as_product);
 }
 
 std::optional<Choice> make_plan(const Problem& p) {
   auto choice = tuned_choice(name_of(p));
   if (choice == as_product) return Choice{.graph = {}, .tuned = true, .as_product = true};
+  if (static_cast<Kind>(p.kind) == Kind::input_with_addend && (!choice || choice == apart))
+    return Choice{.graph = {}, .tuned = choice.has_value(), .as_product = !choice && is_product(p)};
   Choice plan{graph_with_candidates(p)};
   if (!plan.graph) return std::nullopt;
   int64_t count = plan.graph->get_execution_plan_count();
@@ -176,15 +200,16 @@ std::optional<Choice> make_plan(const Problem& p) {
   return std::nullopt;
 }
 
-// Runs the problem's plan; false when there is none.
-bool run_plan(const Problem& p, Addresses addresses, const Product& product) {
+// Runs the problem's plan; false when there is none. `ms_apart`, to tune: how long another way takes.
+bool run_plan(const Problem& p, Addresses addresses, const Product& product, std::optional<double> ms_apart = {}) {
   static auto* plans = new Plans<Problem, Choice>;
   static std::mutex one_at_a_time;  // the kernels of a plan hand on the workspace
   std::lock_guard guard(one_at_a_time);
-  auto plan = plans->find(p, make_plan, [&](const Problem&) { tune_plan(p, addresses, product); });
+  auto plan = plans->find(p, make_plan, [&](const Problem&) { tune_plan(p, addresses, product, ms_apart); });
   if (plan && plan->as_product) return product();
-  if (plan) execute(*plan, addresses);
-  return plan.has_value();
+  if (!plan || !plan->graph) return false;
+  execute(*plan, addresses);
+  return true;
 }
 
 // ---- calls
@@ -256,10 +281,24 @@ void run_input(const Call& c, std::span<Tensor> out) {
   if (conv_input_3xtf32(c, out[0])) return;
   auto p = problem(c, Kind::input, out[0], c.in[1], c.in[0]);
   if (!p) return run_conv_input(c, out);
-  Tensor g = operand(c.in[0], p->channels_last), w = operand(c.in[1], p->channels_last);
+  Tensor g = operand(c.in[0], p->channels_last), w = operand(c.in[1], p->channels_last), addend = c.has(2) ? operand(c.in[2], p->channels_last) : Tensor();
   Result r(out[0], out[0].dtype(), p->channels_last);
-  auto by_matrices = [&] { return product(rows(g), false, rows(w), false, {}, rows(r.to)); };
-  if (!run_plan(*p, {{uid_y, g.raw_data()}, {uid_w, w.raw_data()}, {uid_x, r.to.raw_data()}}, by_matrices)) return run_conv_input(c, out);
+  Addresses at{{uid_y, g.raw_data()}, {uid_w, w.raw_data()}, {uid_x, r.to.raw_data()}};
+  auto separately = [&] {
+    if (!run_plan(*p, at, [&] { return product(rows(g), false, rows(w), false, {}, rows(r.to)); })) return false;
+    if (addend.defined()) add_into(r.to, addend);
+    return true;
+  };
+  auto with_addend = [&] {
+    Problem sum = *p;
+    sum.kind = static_cast<int64_t>(Kind::input_with_addend);
+    std::optional<double> ms;
+    if (tuning() && !tuned_choice(name_of(sum)) && separately()) ms = time_call(separately);
+    Addresses all = at;
+    all.emplace(uid_addend, addend.raw_data());
+    return run_plan(sum, std::move(all), [&] { return product(rows(g), false, rows(w), false, {}, rows(r.to), rows(addend)); }, ms);
+  };
+  if (!(addend.defined() && with_addend()) && !separately()) return run_conv_input(c, out);
   r.finish();
 }
 

@@ -76,7 +76,7 @@ Factor factor(const Tensor& t, bool flipped = false) {
 struct Problem {
   int64_t device, m, n, k, batches;
   int64_t a_transposed, b_transposed, a_leading, b_leading, a_step, b_step;
-  int64_t dtype, out_dtype, compute, epilogue, a_align, b_align, out_align;
+  int64_t dtype, out_dtype, compute, epilogue, adds, a_align, b_align, out_align;  // adds: there is an addend, which lies as the result does
 };
 
 // Plain data: copied for each call, so that threads share nothing.
@@ -191,6 +191,7 @@ std::vector<int64_t> ways_to_copy(const Problem& p) {
   const double operations = 2. * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) * static_cast<double>(p.batches);
   const int64_t bytes = bytes_of_copies(p, all);
   if (all == 0 || operations < least_operations || bytes > most_bytes) return {0};
+  if (p.adds) return {};  // a sum of its own costs less than slow kernels or another copy
   std::vector<int64_t> ways{all, 0};
   if (operations < 2 * static_cast<double>(bytes) * (operands ? of_operands : of_result)) std::swap(ways[0], ways[1]);
   if (operands && operands != all) ways.push_back(operands);
@@ -222,7 +223,7 @@ cublasLtMatmulPreferenceOpaque_t preference(const Problem& p) {
   return wish;
 }
 
-// Such an algorithm rounds the product to 16 bits before it adds a bias, and then again.
+// Such an algorithm rounds the product to 16 bits before it adds a bias, and then again; an addend's is not asked to either.
 bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
   int32_t splits = 1;
   check(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, nullptr),
@@ -265,14 +266,14 @@ std::vector<Plan> plans_of(const Problem& problem, int64_t copied, int most, con
   std::vector<Plan> all;
   for (auto& f : std::span(found).first(static_cast<size_t>(n))) {
     if (f.state != CUBLAS_STATUS_SUCCESS || f.workspaceSize > workspace_bytes) continue;
-    if (bias && is_16bit_dtype(static_cast<DType>(p.out_dtype)) && splits_k(f.algo)) continue;
+    if ((bias || p.adds) && is_16bit_dtype(static_cast<DType>(p.out_dtype)) && splits_k(f.algo)) continue;
     plan.algorithm = f.algo;
     all.push_back(plan);
   }
   return all;
 }
 
-struct Addresses { const void *a, *b; void* y; const void* bias; };
+struct Addresses { const void *a, *b; void* y; const void *bias, *addend; };
 
 // ---- f32 on tensor cores
 
@@ -287,7 +288,7 @@ GemmOperand operand_a(const Problem& p, const void* a) { return {static_cast<con
 GemmOperand operand_b(const Problem& p, const void* b) { return {static_cast<const float*>(b), b_of(p), p.b_transposed != 0}; }
 bool takes_3xtf32(const Problem& p) {
   const bool plain = p.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.epilogue == CUBLASLT_EPILOGUE_BIAS;
-  return static_cast<DType>(p.dtype) == DType::f32 && p.compute == CUBLAS_COMPUTE_32F && plain &&
+  return static_cast<DType>(p.dtype) == DType::f32 && p.compute == CUBLAS_COMPUTE_32F && plain && !p.adds &&
          gemm_3xtf32_takes(operand_a(p, nullptr), operand_b(p, nullptr), p.batches);
 }
 
@@ -299,12 +300,12 @@ void call_library(const Problem& p, Plan plan, const Addresses& at) {
   double wide_one = 1, wide_zero = 0;
   bool wide = p.compute == CUBLAS_COMPUTE_64F;
   const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
-  const void* beta = wide ? static_cast<const void*>(&wide_zero) : &zero;
+  const void* beta = at.addend ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
   // A product may be several kernels that hand on the workspace: no other thread's may come between them.
   static std::mutex one_at_a_time;
   std::lock_guard guard(one_at_a_time);
-  check(cublasLtMatmul(library(), &plan.operation, alpha, at.b, &plan.left, at.a, &plan.right, beta, at.y, &plan.out, at.y, &plan.out, &plan.algorithm,
-                       workspace(), workspace_bytes, stream()),
+  check(cublasLtMatmul(library(), &plan.operation, alpha, at.b, &plan.left, at.a, &plan.right, beta, at.addend ? at.addend : at.y, &plan.out, at.y, &plan.out,
+                       &plan.algorithm, workspace(), workspace_bytes, stream()),
         "matmul");
 }
 void execute(const Problem& p, const Plan& plan, const Addresses& at) {
@@ -389,7 +390,7 @@ int64_t compute_type(DType t) {
 
 struct Epilogue {
   cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;
+  const void *bias = nullptr, *addend = nullptr;
 };
 
 // False: cuBLASLt has no plan for the problem.
@@ -400,15 +401,15 @@ bool run_plan(const Problem& p, const Addresses& at) {
   return plan.has_value();
 }
 
-// y = epilogue(a b) for each of the batches; y is contiguous and may be of a wider dtype. False: there is no fused
-// kernel for this epilogue.
+// y = epilogue(a b) for each of the batches, one where there is an addend; y is contiguous and may be of a wider dtype. False: there is
+// no fused kernel for this epilogue.
 bool multiply(const Factor& a, const Factor& b, void* y, DType out_dtype, int64_t batches, Epilogue epilogue = {}) {
   DType dtype = a.tensor.dtype();
   auto width = static_cast<int64_t>(size_of(dtype)), out_width = static_cast<int64_t>(size_of(out_dtype));
   Problem p{.device = device(), .m = a.rows, .n = b.cols, .k = a.cols, .batches = 0,
             .a_transposed = a.transposed, .b_transposed = b.transposed, .a_leading = a.leading, .b_leading = b.leading,
             .a_step = a.batch_stride, .b_step = b.batch_stride, .dtype = static_cast<int64_t>(dtype),
-            .out_dtype = static_cast<int64_t>(out_dtype), .compute = compute_type(dtype), .epilogue = epilogue.kind,
+            .out_dtype = static_cast<int64_t>(out_dtype), .compute = compute_type(dtype), .epilogue = epilogue.kind, .adds = epilogue.addend != nullptr,
             .a_align = 0, .b_align = 0, .out_align = 0};
   constexpr int64_t most_batches = 65535;
   for (int64_t first = 0; first < batches; first += most_batches) {
@@ -418,9 +419,9 @@ bool multiply(const Factor& a, const Factor& b, void* y, DType out_dtype, int64_
     p.batches = std::min(most_batches, batches - first);
     p.a_align = alignment(a_at);
     p.b_align = alignment(b_at);
-    p.out_align = std::min(alignment(y_at), alignment(epilogue.bias));
-    if (run_plan(p, {a_at, b_at, y_at, epilogue.bias})) continue;
-    HT_CHECK(epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT, "matmul: cuBLASLt has no kernel for [", p.m, ", ", p.k,
+    p.out_align = std::min({alignment(y_at), alignment(epilogue.bias), alignment(epilogue.addend)});
+    if (run_plan(p, {a_at, b_at, y_at, epilogue.bias, epilogue.addend})) continue;
+    HT_CHECK(epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT || epilogue.addend, "matmul: cuBLASLt has no kernel for [", p.m, ", ", p.k,
              "] times [", p.k, ", ", p.n, "] (", dtype, ")");
     return false;
   }
@@ -480,8 +481,9 @@ void run_linear_grad(const Call& c, std::span<Tensor> out) {
 
 }  // namespace
 
-bool product(const Tensor& a, bool a_turned, const Tensor& b, bool b_turned, const Tensor& bias, const Tensor& y) {
+bool product(const Tensor& a, bool a_turned, const Tensor& b, bool b_turned, const Tensor& bias, const Tensor& y, const Tensor& addend) {
   auto epilogue = bias.defined() ? Epilogue{CUBLASLT_EPILOGUE_BIAS, bias.raw_data()} : Epilogue{};
+  if (addend.defined()) epilogue.addend = addend.raw_data();
   return multiply(factor(a, a_turned), factor(b, b_turned), y.raw_data(), y.dtype(), 1, epilogue);
 }
 

@@ -186,7 +186,8 @@ class Exporter final : public amp::Watcher {
     }
     Attributes attributes = window(a);
     attributes.push_back(attribute("output_padding", more));
-    give(out, "ConvTranspose", names(c), attributes);
+    const std::string x = node("ConvTranspose", {name(c.x(0)), name(c.x(1))}, attributes);
+    give(out, c.has(2) ? node("Add", {x, name(c.x(2))}) : x);
   }
   void pool(const Call& c, const Tensor& out, bool average) {
     auto a = c.as<PoolAttrs>();

@@ -7,6 +7,7 @@
 
 #include "halftone/core/backend.h"
 #include "halftone/ops/all.h"
+#include "halftone/ops/binary.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/gemm.h"
 #include "halftone/ops/iterate.h"
@@ -213,7 +214,10 @@ template <bool with_relu> void run_conv(const Call& c, std::span<Tensor> out) {
 void run_conv_input(const Call& c, std::span<Tensor> out) {
   ConvGeometry q = conv_geometry(c.as<ConvAttrs>(), out[0].shape(), c.in[1].shape(), c.in[0].shape());
   Tensor g = dense(c.in[0]), w = dense(c.in[1]);
-  widened(out[0], [&]<class C>(Type<C>, const Tensor& to) { backward_input(q, g.data<C>(), w.data<C>(), to.data<C>()); });
+  widened(out[0], [&]<class C>(Type<C>, const Tensor& to) {
+    backward_input(q, g.data<C>(), w.data<C>(), to.data<C>());
+    if (c.has(2)) add_into(to, dense(c.in[2]));
+  });
 }
 
 void run_conv_weight(const Call& c, std::span<Tensor> out) {
@@ -308,6 +312,8 @@ Metas infer_conv_input(const Call& c) {
     int64_t expected = output_size(name, a, d, a.size[d], w.shape[d + 2]);
     HT_CHECK(g.shape[d + 2] == expected, name, ": expected size ", expected, " in dimension ", d + 2, " for an input of size ", a.size[d], ", got ", g);
   }
+  if (c.has(2))
+    HT_CHECK(c.in[2].shape() == x && c.in[2].dtype() == g.dtype, name, ": expected an addend ", x, " (", g.dtype, "), got ", c.in[2].meta());
   return {image(x, g.dtype, g.device, a.groups)};
 }
 
@@ -351,6 +357,11 @@ Tensor forward_of(const Tensor& x, const Tensor& w, const ConvAttrs& a) { return
 Tensor input_of(const Tensor& g, const Tensor& w, const ConvAttrs& a, const Shape& x) { return call(op::conv_input, {g, w}, Attrs::of(giving(a, x))); }
 Tensor weight_of(const Tensor& x, const Tensor& g, const ConvAttrs& a, const Shape& w) { return call(op::conv_weight, {x, g}, Attrs::of(giving(a, w))); }
 
+// The same, plus what the input has received already.
+Tensor input_of(const Tensor& g, const Tensor& w, const ConvAttrs& a, const Shape& x, const Tensor& addend) {
+  return addend.defined() ? call(op::conv_input, {g, w, addend}, Attrs::of(giving(a, x))) : input_of(g, w, a, x);
+}
+
 // All dimensions but the channels.
 uint32_t but_channels(const ConvAttrs& a) { return ((1u << (a.dims + 2)) - 1u) & ~2u; }
 
@@ -361,15 +372,15 @@ Tensors gradients(const Rule& r, const Tensor& g) {
   return grads;
 }
 
-// The same outside a graph: gradients of weights that autocast cast down leave the product in f32, and go straight into
-// their leaf's buffer. The bias's may be there already.
+// The same outside a graph: the input's gradient takes up what came along a shortcut; gradients of weights that autocast cast down
+// leave the product in f32, and go straight into their leaf's buffer. The bias's may be there already.
 Tensors fused_gradients(const Rule& r, const Tensor& g, const Tensor& of_bias = {}) {
   auto a = r.as<ConvAttrs>();
   auto into = [&](size_t i, const OpDef& op, Tensors in, const Attrs& attrs) {
     Tensor buffer = r.destination(i);
     return buffer.defined() ? call_into(op, std::move(in), attrs, buffer) : call(op, std::move(in), attrs);
   };
-  Tensors grads{r.needs(0) ? input_of(g, r.in(1), a, r.in_meta(0).shape) : Tensor(), {}};
+  Tensors grads{r.needs(0) ? input_of(g, r.in(1), a, r.in_meta(0).shape, r.addend(0)) : Tensor(), {}};
   if (r.needs(1)) {
     ConvAttrs to_weight = giving(a, r.in_meta(1).shape);
     to_weight.wide = r.absorbed(1) != nullptr;
@@ -481,6 +492,10 @@ ConvGeometry unfold_geometry(const UnfoldAttrs& a, const Shape& x) {
   return q;
 }
 
+void add_into(const Tensor& sum, const Tensor& addend) {
+  call_into(binary::def<binary::Add>, {sum, addend}, binary::attrs_with<binary::Add>({}), sum);
+}
+
 ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, const Shape& y) {
   ConvGeometry q{x[0], x[1], w[0], a.groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {}, {}};
   for (size_t d = 0, to = static_cast<size_t>(3 - a.dims); to < 3; ++d, ++to) {
@@ -520,17 +535,24 @@ constinit OpDef conv_relu = {
     .kernel = {run_conv<true>}};
 
 constinit OpDef conv_input = {
-    .name = "conv_input", .doc = "the transpose of conv over its input: the gradient of x, and conv_transpose1d and 2d", .cast = Cast::lower,
+    .name = "conv_input", .doc = "the transpose of conv over its input, plus an addend: the gradient of x, and conv_transpose1d and 2d", .cast = Cast::lower,
     .infer = infer_conv_input,
     .saves = {.in = 3, .out = 0},
     .backward = [](const Rule& r) -> Tensors {
       auto a = r.as<ConvAttrs>();
-      return {r.needs(0) ? forward_of(r.grad(), r.in(1), a) : Tensor(), r.needs(1) ? weight_of(r.grad(), r.in(0), a, r.in_meta(1).shape) : Tensor()};
+      Tensors grads{r.needs(0) ? forward_of(r.grad(), r.in(1), a) : Tensor(), r.needs(1) ? weight_of(r.grad(), r.in(0), a, r.in_meta(1).shape) : Tensor()};
+      if (r.size() > 2) grads.push_back(r.needs(2) ? r.grad() : Tensor());
+      return grads;
     },
     .dtypes = {floating_types, floating_types},
     .samples = []() -> std::vector<Sample> {
       std::vector<Sample> all;
-      for (auto& e : examples()) all.push_back({{{.shape = result_shape(e)}, {.shape = e.w}}, Attrs::of(giving(e.a, e.x))});
+      for (bool addend : {false, true})
+        for (auto& e : examples())
+          all.push_back({{{.shape = result_shape(e)},
+                          {.shape = e.w},
+                          {.shape = e.x, .low = -2, .high = 2, .dtype = {}, .differentiable = true, .present = addend}},
+                         Attrs::of(giving(e.a, e.x))});
       return all;
     },
     .kernel = {run_conv_input}};

@@ -1,7 +1,8 @@
 #pragma once
 // Convolutions over one to three spatial dimensions: [n, channels, ...] in and out, whatever the memory's layout. One family
 // of operators, each linear in either tensor and each the derivative of the others, so that derivatives of any order exist.
-// Products accumulate in f32 (f64 for f64); 16-bit results are rounded once.
+// Products accumulate in f32 (f64 for f64); 16-bit results are rounded once. conv_input may have a third input, of the result's shape,
+// which is added: before the rounding where the kernel can, else after it.
 #include "halftone/core/hd.h"
 #include "halftone/core/op.h"
 
@@ -98,6 +99,8 @@ struct ConvGeometry {
 };
 // From the shapes of x, w and y, whichever of them are the operator's inputs.
 HT_API ConvGeometry conv_geometry(const ConvAttrs& a, const Shape& x, const Shape& w, const Shape& y);
+// For kernels of conv_input that do not add an addend as they write: sum += addend, rounded once more.
+void add_into(const Tensor& sum, const Tensor& addend);
 // From the shape of what is unfolded.
 HT_API ConvGeometry unfold_geometry(const UnfoldAttrs& a, const Shape& x);
 

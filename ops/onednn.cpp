@@ -404,11 +404,14 @@ template <bool with_relu> void run_conv(const Call& c, std::span<Tensor> out) {
 void run_conv_input(const Call& c, std::span<Tensor> out) {
   ConvGeometry q = conv_geometry(c.as<ConvAttrs>(), out[0].shape(), c.in[1].shape(), c.in[0].shape());
   if (!takes(q, c.in[0].dtype())) return eigen_input(c, out);
+  Tensor addend = c.has(2) ? c.in[2].to(DType::f32).contiguous() : Tensor();
+  const float* more = addend.defined() ? addend.data<float>() : nullptr;
   int64_t plane = q.pixels();
   visit<floating_types>(out[0].dtype(), [&]<class T>(Type<T>) {
     images_from(Side::input, q, multiplied(c.in[0]), multiplied(c.in[1]), out[0], [&, x = out[0].data<T>()](const float* from, int64_t n, int64_t k) {
-      if constexpr (!std::same_as<T, float>)
-        for (int64_t i = 0; i < plane; ++i) x[(n * q.c + k) * plane + i] = convert<T>(from[i]);
+      int64_t first = (n * q.c + k) * plane;
+      if (more) for (int64_t i = 0; i < plane; ++i) x[first + i] = convert<T>(from[i] + more[first + i]);
+      else if constexpr (!std::same_as<T, float>) for (int64_t i = 0; i < plane; ++i) x[first + i] = convert<T>(from[i]);
     });
   });
 }
