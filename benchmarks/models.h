@@ -16,7 +16,10 @@ struct ResidualBlock : nn::Module {
   nn::BatchNorm2d norm;
   std::vector<nn::Sequential> projection;  // one or none
   HT_FIELDS(body, norm, projection)
-  Tensor forward(const Tensor& x) override { return norm.add_relu(body(x), projection.empty() ? x : projection[0](x)); }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = body(x);  // first, so that in backward its first convolution comes last and adds the projection's gradient as it writes
+    return norm.add_relu(y, projection.empty() ? x : projection[0](x));
+  }
 };
 
 // Basic blocks of two 3 x 3 convolutions, or bottlenecks of 1 x 1, 3 x 3 and 1 x 1 with four times the width.

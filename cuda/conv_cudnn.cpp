@@ -96,7 +96,7 @@ std::shared_ptr<fe::graph::Graph> make_graph(const Problem& p) {
   auto result = [&](const std::shared_ptr<fe::graph::Tensor_attributes>& t, Uid uid, const Sizes& shape) {
     t->set_output(true).set_uid(uid).set_dim(shape).set_stride(strides_of(shape, p.channels_last)).set_data_type(type_of(p.out_dtype));
   };
-  auto sum = [&](const std::shared_ptr<fe::graph::Tensor_attributes>& part, const Sizes& shape, const std::shared_ptr<fe::graph::Tensor_attributes>& more) {
+  auto sum = [&](const auto& part, const Sizes& shape, const auto& more) {
     part->set_dim(shape).set_stride(strides_of(shape, p.channels_last));
     return graph->pointwise(part, more, fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::ADD));
   };
@@ -128,7 +128,8 @@ std::shared_ptr<fe::graph::Graph> graph_with_candidates(const Problem& p) {
   if (!p.tf32 && static_cast<DType>(p.dtype) == DType::f32) unwanted.insert(unwanted.end(), {Note::TENSOR_CORE, Note::DOWN_CONVERT_INPUTS});
   return with_handle([&](cudnnHandle_t h) {
     try {
-      bool none = g->validate().is_bad() || g->build_operation_graph(h).is_bad() || g->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}).is_bad();
+      bool none = g->validate().is_bad() || g->build_operation_graph(h).is_bad() ||
+                  g->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}).is_bad();
       if (none) g.reset();
       else g->deselect_numeric_notes(unwanted);
     } catch (const std::exception&) {
@@ -281,7 +282,8 @@ void run_input(const Call& c, std::span<Tensor> out) {
   if (conv_input_3xtf32(c, out[0])) return;
   auto p = problem(c, Kind::input, out[0], c.in[1], c.in[0]);
   if (!p) return run_conv_input(c, out);
-  Tensor g = operand(c.in[0], p->channels_last), w = operand(c.in[1], p->channels_last), addend = c.has(2) ? operand(c.in[2], p->channels_last) : Tensor();
+  Tensor g = operand(c.in[0], p->channels_last), w = operand(c.in[1], p->channels_last);
+  Tensor addend = c.has(2) ? operand(c.in[2], p->channels_last) : Tensor();
   Result r(out[0], out[0].dtype(), p->channels_last);
   Addresses at{{uid_y, g.raw_data()}, {uid_w, w.raw_data()}, {uid_x, r.to.raw_data()}};
   auto separately = [&] {

@@ -273,16 +273,16 @@ void conv_3xtf32_input(const ConvGeometry& q, const Tensor& g, const Tensor& w, 
       // [c, taps, o], as the windows of g have them.
       Tensor taps = w;
       if (!none) taps = w.slice(2, h.first, q.kernel[1], h.step).slice(3, v.first, q.kernel[2], v.step).permute({1, 2, 3, 0}).contiguous();
-      const int64_t first_at = down * line + right * q.c;
+      const int64_t first = down * line + right * q.c;
       run({true, true, true, false},
           {.a = windows_matrix(g.data<float>(), m, k, q.positions() * q.o), .b = dense(taps.data<float>(), q.c, k),
            .windows = {.positions = divisor(h.size * v.size), .across = divisor(v.size), .channels = divisor(q.o),
                        .taps_across = divisor(std::max<int64_t>(1, v.taps)), .height = narrow_int(q.out[1]), .width = narrow_int(q.out[2]),
                        .line = narrow_int(q.out[2] * q.o), .stride = {1, 1}, .dilation = {narrow_int(h.dilation), narrow_int(v.dilation)},
                        .origin = {narrow_int(h.origin), narrow_int(v.origin)}},
-           .y = {.data = x.data<float>() + first_at, .leading = 0, .step = 0, .scattered = true, .image = q.pixels() * q.c, .line = q.stride[1] * line,
-                 .pixel = q.stride[2] * q.c, .paired = q.c % 2 == 0},
-           .bias = nullptr, .addend = addend.defined() ? addend.data<float>() + first_at : nullptr, .relu = false, .m = narrow_int(m),
+           .y = {.data = x.data<float>() + first, .leading = 0, .step = 0, .scattered = true, .image = q.pixels() * q.c,
+                 .line = q.stride[1] * line, .pixel = q.stride[2] * q.c, .paired = q.c % 2 == 0},
+           .bias = nullptr, .addend = addend.defined() ? addend.data<float>() + first : nullptr, .relu = false, .m = narrow_int(m),
            .n = narrow_int(q.c), .k = narrow_int(k)});
     }
 }

@@ -304,8 +304,9 @@ void call_library(const Problem& p, Plan plan, const Addresses& at) {
   // A product may be several kernels that hand on the workspace: no other thread's may come between them.
   static std::mutex one_at_a_time;
   std::lock_guard guard(one_at_a_time);
-  check(cublasLtMatmul(library(), &plan.operation, alpha, at.b, &plan.left, at.a, &plan.right, beta, at.addend ? at.addend : at.y, &plan.out, at.y, &plan.out,
-                       &plan.algorithm, workspace(), workspace_bytes, stream()),
+  const void* c = at.addend ? at.addend : at.y;
+  check(cublasLtMatmul(library(), &plan.operation, alpha, at.b, &plan.left, at.a, &plan.right, beta, c, &plan.out, at.y, &plan.out, &plan.algorithm,
+                       workspace(), workspace_bytes, stream()),
         "matmul");
 }
 void execute(const Problem& p, const Plan& plan, const Addresses& at) {
@@ -409,8 +410,8 @@ bool multiply(const Factor& a, const Factor& b, void* y, DType out_dtype, int64_
   Problem p{.device = device(), .m = a.rows, .n = b.cols, .k = a.cols, .batches = 0,
             .a_transposed = a.transposed, .b_transposed = b.transposed, .a_leading = a.leading, .b_leading = b.leading,
             .a_step = a.batch_stride, .b_step = b.batch_stride, .dtype = static_cast<int64_t>(dtype),
-            .out_dtype = static_cast<int64_t>(out_dtype), .compute = compute_type(dtype), .epilogue = epilogue.kind, .adds = epilogue.addend != nullptr,
-            .a_align = 0, .b_align = 0, .out_align = 0};
+            .out_dtype = static_cast<int64_t>(out_dtype), .compute = compute_type(dtype), .epilogue = epilogue.kind,
+            .adds = epilogue.addend != nullptr, .a_align = 0, .b_align = 0, .out_align = 0};
   constexpr int64_t most_batches = 65535;
   for (int64_t first = 0; first < batches; first += most_batches) {
     auto* a_at = static_cast<const char*>(a.tensor.raw_data()) + first * a.batch_stride * width;

@@ -535,12 +535,14 @@ constinit OpDef conv_relu = {
     .kernel = {run_conv<true>}};
 
 constinit OpDef conv_input = {
-    .name = "conv_input", .doc = "the transpose of conv over its input, plus an addend: the gradient of x, and conv_transpose1d and 2d", .cast = Cast::lower,
+    .name = "conv_input", .doc = "the transpose of conv over its input, plus an addend: the gradient of x, and conv_transpose1d and 2d",
+    .cast = Cast::lower,
     .infer = infer_conv_input,
     .saves = {.in = 3, .out = 0},
     .backward = [](const Rule& r) -> Tensors {
       auto a = r.as<ConvAttrs>();
-      Tensors grads{r.needs(0) ? forward_of(r.grad(), r.in(1), a) : Tensor(), r.needs(1) ? weight_of(r.grad(), r.in(0), a, r.in_meta(1).shape) : Tensor()};
+      Tensors grads{r.needs(0) ? forward_of(r.grad(), r.in(1), a) : Tensor(),
+                    r.needs(1) ? weight_of(r.grad(), r.in(0), a, r.in_meta(1).shape) : Tensor()};
       if (r.size() > 2) grads.push_back(r.needs(2) ? r.grad() : Tensor());
       return grads;
     },

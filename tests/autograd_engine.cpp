@@ -1,6 +1,7 @@
 // The engine: leaves, hooks, graphs that are retained, freed, deep, shared by threads or run from inside a node.
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <set>
 #include <thread>
@@ -741,6 +742,133 @@ TEST_CASE("one leaf as both inputs of an operator gets the sum, also into a buff
     r = w.grad().to_vector<float>();
   }
   REQUIRE(rounds[0] == rounds[1]);
+}
+
+// ---- gradients that an operator adds up itself
+
+namespace {
+
+// A block with a shortcut, whose gradient comes first: h goes through a convolution and past it.
+struct Block {
+  Tensor x, w, h, inner, y;
+  explicit Block(DType t, bool with_relu = false) {
+    manual_seed(17);
+    x = randn({2, 3, 5, 4}).to(t).requires_grad_();
+    w = randn({3, 3, 3, 3}).to(t);
+    h = x * 2;
+    inner = (with_relu ? conv2d_relu : conv2d)(h, w, {}, {.padding = 1});
+    y = inner + h;
+  }
+  Tensor seed() const { return cos(arange(y.numel(), {.dtype = DType::f32})).view(y.shape()).to(y.dtype()); }
+};
+// How many of the operators that f runs are additions, and how many gradients of convolutions that take one up.
+struct Additions { int64_t apart, taken_up; };
+Additions additions(const std::function<void()>& f) {
+  amp::Trace trace = amp::trace(f);
+  auto takes_up = [](const amp::TraceLine& l) { return l.op == "conv_input" && l.in.size() == 3; };
+  return {trace.count("add"), std::count_if(trace.lines.begin(), trace.lines.end(), takes_up)};
+}
+
+}  // namespace
+
+TEST_CASE("a convolution's gradient takes up what came along a shortcut, rounded once") {
+  for (DType t : {DType::f64, DType::f32, DType::f16, DType::bf16})
+    for (bool with_relu : {false, true}) {
+      INFO(name(t) << (with_relu ? ", relu" : ""));
+      Block b(t, with_relu);
+      Tensor seed = b.seed(), gradient = with_relu ? seed * gt(b.inner.detach(), 0).to(t) : seed;
+      auto exact = [](const Tensor& v) { return v.to(DType::f64); };
+      Tensor expected = (conv2d_input(exact(gradient), exact(b.w), {5, 4}, {.padding = 1}) + exact(seed)) * 2;
+      // How far off the sums may be, and a rounded number, of itself.
+      const double sums = t == DType::f64 ? 1e-13 : 1e-4;
+      const double rounding = t == DType::f16 ? 0x1p-11 : t == DType::bf16 ? 0x1p-8 : t == DType::f32 ? 0x1p-24 : 0x1p-53;
+      Floats before = of(seed), first;
+      for (int round = 0; round < 3; ++round) {  // of a graph that is retained: the same each time
+        b.x.zero_grad();
+        Additions n = additions([&] { b.y.backward({.gradient = seed, .retain_graph = round < 2}); });
+        CHECK(n.apart == 0);
+        CHECK(n.taken_up == 1);
+        Tensor error = abs(exact(b.x.grad()) - expected) - abs(expected) * rounding;
+        CHECK(error.max().item() < sums);
+        if (round == 0) first = of(b.x.grad());
+        CHECK(of(b.x.grad()) == first);
+        CHECK(of(seed) == before);  // what waited was the program's own tensor
+      }
+    }
+}
+
+TEST_CASE("hooks and targets see the sum that a convolution's gradient took up, and what they hold stays") {
+  Block b(DType::f32);
+  Tensor seed = b.seed(), sum = conv2d_input(seed, b.w, {5, 4}, {.padding = 1}) + seed;
+  Tensor at_h, at_y;
+  int calls = 0;
+  HookHandle on_h = register_hook(b.h, [&](const Tensor& g) { ++calls; at_h = g; return g * 3; });
+  HookHandle on_y = register_hook(b.y, [&](const Tensor& g) { at_y = g; return Tensor(); });
+  Additions n = additions([&] { b.y.backward({.gradient = seed, .retain_graph = true}); });
+  CHECK(n.apart == 0);
+  CHECK(n.taken_up == 1);
+  CHECK(calls == 1);
+  CHECK(of(at_h) == of(sum));
+  CHECK(of(b.x.grad()) == of(sum * 3 * 2));
+  CHECK(of(at_y) == of(b.seed()));  // the shortcut's gradient
+  on_h.remove();
+  on_y.remove();
+  auto [target, below] = grad({(b.y * seed).sum()}, {b.h, b.x}, {.retain_graph = true});
+  CHECK(of(target) == of(sum));
+  CHECK(of(below) == of(sum * 2));
+}
+
+TEST_CASE("what waits for a convolution is added once, however many follow") {
+  manual_seed(18);
+  Tensor x = randn({1, 2, 4, 4}, {.requires_grad = true}), w = randn({2, 2, 1, 1}), v = randn({2, 2, 3, 3});
+  auto run = [&](bool create_graph) {
+    Tensor h = x * 2, one = conv2d(h, w), other = conv2d(h, v, {}, {.padding = 1}), past = h.pow(3), y = (one + other * 3 + past).sum();
+    return additions([&] { y.backward({.create_graph = create_graph}); });
+  };
+  Additions n = run(false);
+  CHECK(n.apart == 0);
+  CHECK(n.taken_up == 2);
+  Tensor once = x.grad().clone();
+  x.set_grad({});
+  n = run(true);  // the sums are part of the graph that this makes
+  CHECK(n.apart == 2);
+  CHECK(n.taken_up == 0);
+  CHECK(of(x.grad()) == of(once));
+  // A leaf's gradient has its buffer to be added to.
+  x.set_grad({});
+  Tensor y = (conv2d(x, w) + x).sum();
+  n = additions([&] { y.backward(); });
+  CHECK(n.apart == 1);
+  CHECK(n.taken_up == 0);
+}
+
+TEST_CASE("a scaled gradient does not take up one that is not") {
+  Block b(DType::f32);
+  amp::GradScaler scaler;
+  Tensor through = conv2d(b.h, b.w).sum(), past = b.h.sum();
+  CHECK_THROWS_WITH((scaler.scale(through) + past).backward(),
+                    Catch::StartsWith("backward: gradients of a scaled and of an unscaled loss meet in mul"));
+}
+
+TEST_CASE("an addend is given to who asks first") {
+  static int asked;
+  static bool again;
+  static OpDef adding = {
+      .name = "tests_adding", .doc = "three times its input", .cast = Cast::keep,
+      .infer = [](const Call& c) -> Metas { return {Meta(c.in[0].shape(), c.in[0].dtype(), c.in[0].device())}; },
+      .backward = [](const Rule& r) -> Tensors { return {r.grad() * 3}; },
+      .fused_backward = [](const Rule& r) -> Tensors {
+        ++asked;
+        Tensor addend = r.addend(0);
+        again = r.addend(0).defined();
+        return {addend.defined() ? r.grad() * 3 + addend : r.grad() * 3};
+      },
+      .kernel = {[](const Call& c, std::span<Tensor> out) { out[0].copy_(c.in[0] * 3); }}};
+  Tensor x = leaf({1, 2}), h = x * 1;
+  (call(adding, {h}) + h * 10 + call(adding, {h})).sum().backward();
+  CHECK(of(x.grad()) == Floats{16, 16});
+  CHECK(asked == 2);
+  CHECK_FALSE(again);
 }
 
 TEST_CASE("create_graph leaves a gradient of its own in each leaf") {

@@ -169,6 +169,9 @@ TEST_CASE("f32 convolutions and their gradients") {
       const Tensor g = as_laid(randn(y.shape(), {.device = gpu}));
       const Size2 image(xs[2], xs[3]), kernel(ws[2], ws[3]);
       check_sums(conv2d_input(g, w, image, o), conv2d_input(wide(g), wide(w), image, o), conv2d_input(abs(wide(g)), abs(wide(w)), image, o), taps * ws[0]);
+      // A gradient that came along a shortcut is added to that sum, in f32.
+      const Tensor h = x.detach().requires_grad_() * 1, z = conv2d(h, w, {}, o), along = (h * x).sum();
+      CHECK(all(eq(grad({(z * g).sum() + along}, {h})[0], conv2d_input(g, w, image, o) + x)).item());
       check_sums(conv2d_weight(x, g, kernel, o), conv2d_weight(wide(x), wide(g), kernel, o), conv2d_weight(abs(wide(x)), abs(wide(g)), kernel, o),
                  g.numel() / ws[0]);
       CHECK(all(eq(conv2d_weight(x, g, kernel, o), conv2d_weight(x, g, kernel, o))).item());

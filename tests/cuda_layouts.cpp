@@ -177,3 +177,59 @@ TEST_CASE("kernels of one place agree with the CPU, whatever tuning makes of the
     check(all(on_gpu));
   }
 }
+
+TEST_CASE("gradients around shortcuts agree with f64, whether kernels add them up or not, tuned or not") {
+  NEEDS_CUDA();
+  struct Case { int64_t n, c, o, side, kernel, stride, groups; };
+  for (Case s : {Case{4, 64, 256, 14, 1, 1, 1}, Case{16, 256, 64, 28, 1, 1, 1}, Case{4, 64, 128, 14, 1, 2, 1}, Case{4, 64, 64, 14, 3, 1, 1},
+                 Case{4, 64, 128, 15, 3, 2, 1}, Case{4, 32, 32, 9, 3, 1, 4}, Case{3, 16, 16, 9, 3, 1, 16}, Case{3, 7, 13, 5, 1, 1, 1},
+                 Case{3, 5, 9, 6, 3, 2, 1}, Case{2, 12, 4, 8, 1, 1, 1}, Case{8, 512, 512, 7, 3, 1, 1}})
+    for (auto [t, tf32, bound] :
+         {std::tuple{DType::f16, false, 4e-3}, {DType::bf16, false, 3e-2}, {DType::f32, false, 1e-5}, {DType::f32, true, 5e-3}}) {
+      INFO(s.n << " images of " << s.c << " channels, side " << s.side << ", to " << s.o << ", kernel " << s.kernel << ", stride " << s.stride
+               << ", groups " << s.groups << ", " << name(t) << (tf32 ? ", TF32" : ""));
+      manual_seed(5);
+      const double scale = 1 / std::sqrt(static_cast<double>(s.o / s.groups * s.kernel * s.kernel));
+      Tensors rounded{randn({s.n, s.c, s.side, s.side}).to(t), (randn({s.o, s.c / s.groups, s.kernel, s.kernel}) * scale).to(t)};
+      Conv2dOptions options{.stride = s.stride, .padding = s.kernel / 2, .groups = s.groups};
+      Tensor y = conv2d(rounded[0], rounded[1], {}, options), through = randn(y.shape()).to(t), past = randn(rounded[0].shape()).to(t);
+      auto gradients = [&](Device device, DType dtype) {
+        Tensors p = moved(rounded, device, dtype);
+        auto dot = [&](const Tensor& a, const Tensor& b) { return (a * b.to({.dtype = dtype, .device = device})).to(DType::f32).sum(); };
+        Tensor h = p[0] * 1, convolved = dot(conv2d(h, p[1], {}, options), through), total = convolved + dot(h, past);
+        return grad({total}, {p[0], h, p[1]});
+      };
+      auto expected = gradients(Device::cpu(), DType::f64);
+      allow_tf32(tf32);
+      auto check = [&] {
+        auto got = gradients(gpu, t), again = got;
+        amp::Trace trace = amp::trace([&] { got = gradients(gpu, t); });
+        CHECK(std::any_of(trace.lines.begin(), trace.lines.end(), [](auto& l) { return l.op == "conv_input" && l.in.size() == 3; }));
+        for (size_t i = 0; i < got.size(); ++i) {
+          INFO("gradient " << i);
+          CHECK(difference(got[i], expected[i]) < bound);
+          CHECK(difference(got[i], again[i]) == 0);
+        }
+      };
+      check();
+      tune([&] { gradients(gpu, t); });
+      check();
+      allow_tf32(false);
+    }
+}
+
+TEST_CASE("what waits for a convolution's gradient may lie in any way") {
+  NEEDS_CUDA();
+  for (DType t : {DType::f16, DType::f32}) {
+    Tensor g = randn({2, 32, 8, 8}).to(t).to(gpu), w = randn({32, 16, 1, 1}).to(t).to(gpu), a = randn({2, 16, 8, 8}).to(t).to(gpu);
+    Tensor last = a.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}), across = a.transpose(2, 3).contiguous().transpose(2, 3);
+    REQUIRE(turned(last));
+    ConvAttrs attrs;
+    attrs.size[0] = attrs.size[1] = 8;
+    auto sum = [&](const Tensor& addend) { return call(op::conv_input, {g, w, addend}, Attrs::of(attrs)); };
+    Tensor expected = sum(a);
+    CHECK(difference(expected, conv2d_input(g.to(DType::f64), w.to(DType::f64), 8) + a.to(DType::f64)) < (t == DType::f16 ? 2e-3 : 1e-5));
+    for (auto& addend : {last, across, cat({a, a}, 1).slice(1, 16, 32)}) CHECK(difference(sum(addend), expected) == 0);
+    CHECK_THROWS_WITH(sum(a.slice(1, 0, 8)), Contains("conv2d_input: expected an addend [2, 16, 8, 8]"));
+  }
+}

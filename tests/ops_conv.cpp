@@ -98,6 +98,8 @@ TEST_CASE("report_B32 conv2d and its transposes are the direct loop, exactly, bo
       check(call(op::conv_relu, {x, w, b}, Attrs::of(a)), ys, y);
       a.size[0] = q.h, a.size[1] = q.w;
       check(call(op::conv_input, {g, w}, Attrs::of(a)), xs, dx);
+      for (size_t i = 0; i < dx.size(); ++i) dx[i] = tensor(dx[i] + xv[i]).to(t).item();
+      check(call(op::conv_input, {g, w, x}, Attrs::of(a)), xs, dx);
       a.size[0] = q.kh, a.size[1] = q.kw;
       a.wide = round % 2 == 0;
       if (t == DType::bf16 && !a.wide) for (auto& v : dw) v = static_cast<double>(static_cast<float>(bfloat16(v)));
