@@ -1,5 +1,6 @@
 // The recording layer: dispatch, then hang one node on the outputs if an input requires a gradient.
 #include <algorithm>
+#include <utility>
 
 #include "halftone/autograd/node.h"
 #include "halftone/ops/copy.h"
@@ -52,6 +53,7 @@ class OpRule final : public Rule {
     static const Tensor none;
     return i < step_.grads.size() ? step_.grads[i] : none;
   }
+  Tensor take_grad(size_t i) const override { return i < step_.grads.size() ? std::exchange(step_.grads[i], {}) : Tensor(); }
   const Meta& in_meta(size_t i) const override { return node_.inputs[i].meta; }
   bool needs(size_t i) const override { return step_.needs[i]; }
   size_t size() const override { return node_.inputs.size(); }

@@ -75,6 +75,7 @@ class Rule {
   virtual const Tensor& in(size_t i = 0) const = 0;     // a saved input, with its history
   virtual const Tensor& out(size_t i = 0) const = 0;    // a saved output, with its history
   virtual const Tensor& grad(size_t i = 0) const = 0;   // may be undefined for i > 0
+  virtual Tensor take_grad(size_t i = 0) const = 0;     // the same, whose memory goes with the caller's last use of it
   virtual const Meta& in_meta(size_t i = 0) const = 0;
   virtual bool needs(size_t i) const = 0;
   virtual size_t size() const = 0;                      // number of inputs

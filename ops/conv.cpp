@@ -394,9 +394,9 @@ Tensors fused_gradients(const Rule& r, const Tensor& g, const Tensor& of_bias = 
 
 // From that of its relu.
 Tensors fused_relu_gradients(const Rule& r) {
-  if (r.size() <= 2 || !r.needs(2)) return fused_gradients(r, relu_grad(r.out(), r.grad()));
+  if (r.size() <= 2 || !r.needs(2)) return fused_gradients(r, relu_grad(r.out(), r.take_grad()));
   const ReluGradSumsAttrs a{.wide = r.absorbed(2) != nullptr};
-  Tensors both = call_all_into(op::relu_grad_sums, {r.out(), r.grad()}, Attrs::of(a), {{}, r.destination(2)});
+  Tensors both = call_all_into(op::relu_grad_sums, {r.out(), r.take_grad()}, Attrs::of(a), {{}, r.destination(2)});
   return fused_gradients(r, both[0], both[1]);
 }
 

@@ -107,7 +107,7 @@ Tensors linear_gradients(const Rule& r, const Tensor& g) {
 
 // The same outside a graph: gradients of weights that autocast cast down leave the product in f32, and go straight
 // into their leaf's buffer. With a result of relu, `relued`, from the gradient of that.
-Tensors fused_gradients(const Rule& r, const Tensor& g, const Tensor& relued = {}) {
+Tensors fused_gradients(const Rule& r, Tensor g, Tensor relued = {}) {
   LinearGradAttrs a{.wanted = 0};
   Tensors into(3);
   for (size_t i = 0; i < r.size(); ++i) {
@@ -119,10 +119,23 @@ Tensors fused_gradients(const Rule& r, const Tensor& g, const Tensor& relued = {
   }
   Tensors grads(r.size());
   if (a.wanted == 0) return grads;
-  Tensors in{g, r.in(0), r.in(1)};
-  if (relued.defined()) in.push_back(relued);
+  constexpr int64_t large = 1 << 20;  // elements
+  if (relued.defined() && g.numel() >= large) {  // apart, so that what came is gone before products take memory
+    const bool bias = (a.wanted & 4u) != 0;
+    if (bias) {
+      Tensors both = call_all_into(op::relu_grad_sums, {relued, g}, Attrs::of(ReluGradSumsAttrs{(a.wide & 4u) != 0}), {{}, into[2]});
+      g = both[0];
+      grads[2] = both[1];
+      into[2] = {};
+      a.wanted &= ~4u;
+    } else g = relu_grad(relued, g);
+    if (a.wanted == 0) return grads;
+    relued = {};
+  }
+  Tensors in{std::move(g), r.in(0), r.in(1)};
+  if (relued.defined()) in.push_back(std::move(relued));
   Tensors all = call_all_into(op::linear_grad, std::move(in), Attrs::of(a), std::move(into));
-  for (size_t i = 0; i < r.size(); ++i) if (r.needs(i)) grads[i] = all[i];
+  for (size_t i = 0; i < r.size(); ++i) if (a.wanted >> i & 1u) grads[i] = all[i];
   return grads;
 }
 
@@ -246,7 +259,7 @@ constinit OpDef linear_relu = {
     .infer = infer_linear,
     .saves = {.in = 3, .out = 1},
     .backward = [](const Rule& r) { return linear_gradients(r, relu_grad(r.out(), r.grad())); },
-    .fused_backward = [](const Rule& r) { return fused_gradients(r, r.grad(), r.out()); },
+    .fused_backward = [](const Rule& r) { return fused_gradients(r, r.take_grad(), r.out()); },
     .absorb = absorb_cast,
     .dtypes = {floating_types, floating_types},
     .samples = linear_samples,
