@@ -212,8 +212,10 @@ TEST_CASE("gradients around shortcuts agree with f64, whether kernels add them u
         }
       };
       check();
-      tune([&] { gradients(gpu, t); });
-      check();
+      if (t == DType::f16) {  // cuDNN compiles candidates that add: seconds for each problem
+        tune([&] { gradients(gpu, t); });
+        check();
+      }
       allow_tf32(false);
     }
 }
