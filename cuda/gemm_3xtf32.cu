@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(threads) add_parts_kernel(const Product p, flo
   for (int64_t i = thread_index(); i < count; i += grid_threads()) {
     float sum = 0;
     for (int part = 0; part < p.parts; ++part) sum += p.y.data[part * count + i];
-    y[i] = p.finish(sum, static_cast<int>(i % p.n), i);
+    y[i] = p.finish(sum, static_cast<int>(i % p.n));
   }
 }
 
@@ -216,7 +216,7 @@ bool gemm_3xtf32_takes(const GemmOperand& a, const GemmOperand& b, int64_t batch
 void gemm_3xtf32(const GemmOperand& a, const GemmOperand& b, const float* bias, float* y, int64_t batches) {
   const MatrixStack &x = a.lies, &z = b.lies;
   const int64_t m = a.turned ? x.cols : x.rows, k = a.turned ? x.rows : x.cols, n = b.turned ? z.rows : z.cols;
-  const Product p{.a = matrix_of(a), .b = matrix_of(b), .windows = {}, .y = dense_result(y, m, n), .bias = bias, .addend = nullptr, .relu = false,
+  const Product p{.a = matrix_of(a), .b = matrix_of(b), .windows = {}, .y = dense_result(y, m, n), .bias = bias, .relu = false,
                   .m = narrow_int(m), .n = narrow_int(n), .k = narrow_int(k)};
   if (a.turned) run({false, false, false, false}, p, batches);
   else if (b.turned) run({true, true, false, false}, p, batches);
@@ -248,13 +248,13 @@ Matrix windows_matrix(const float* data, int64_t rows, int64_t columns, int64_t 
 void conv_3xtf32(const ConvGeometry& q, const Tensor& x, const Tensor& w, const float* bias, bool relu, const Tensor& y) {
   const int64_t m = q.n * q.positions(), k = q.taps() * q.c;
   run({true, true, true, false}, {.a = windows_matrix(x.data<float>(), m, k, q.pixels() * q.c), .b = dense(w.data<float>(), q.o, k), .windows = windows_of(q),
-                         .y = dense_result(y.data<float>(), m, q.o), .bias = bias, .addend = nullptr, .relu = relu, .m = narrow_int(m),
-                         .n = narrow_int(q.o), .k = narrow_int(k)});
+                         .y = dense_result(y.data<float>(), m, q.o), .bias = bias, .relu = relu, .m = narrow_int(m), .n = narrow_int(q.o),
+                         .k = narrow_int(k)});
 }
 
 // Pixels of x whose places have the same rest to the stride see the same taps: a product for each rest. Window (y, x) of g is what
 // pixel (y, x) of these sees, the first tap last.
-void conv_3xtf32_input(const ConvGeometry& q, const Tensor& g, const Tensor& w, const Tensor& addend, const Tensor& x) {
+void conv_3xtf32_input(const ConvGeometry& q, const Tensor& g, const Tensor& w, const Tensor& x) {
   struct Axis { int64_t first, step, taps, size, origin, dilation; };  // taps of a rest; its pixels; where their windows lie in g
   auto axis = [&](int d, int64_t rest) {
     Axis a{0, q.stride[d] / std::gcd(q.stride[d], q.dilation[d]), 0, ceil_div(q.in[d] - rest, q.stride[d]), 0, 0};
@@ -273,25 +273,24 @@ void conv_3xtf32_input(const ConvGeometry& q, const Tensor& g, const Tensor& w, 
       // [c, taps, o], as the windows of g have them.
       Tensor taps = w;
       if (!none) taps = w.slice(2, h.first, q.kernel[1], h.step).slice(3, v.first, q.kernel[2], v.step).permute({1, 2, 3, 0}).contiguous();
-      const int64_t first = down * line + right * q.c;
+      float* first = x.data<float>() + down * line + right * q.c;
       run({true, true, true, false},
           {.a = windows_matrix(g.data<float>(), m, k, q.positions() * q.o), .b = dense(taps.data<float>(), q.c, k),
            .windows = {.positions = divisor(h.size * v.size), .across = divisor(v.size), .channels = divisor(q.o),
                        .taps_across = divisor(std::max<int64_t>(1, v.taps)), .height = narrow_int(q.out[1]), .width = narrow_int(q.out[2]),
                        .line = narrow_int(q.out[2] * q.o), .stride = {1, 1}, .dilation = {narrow_int(h.dilation), narrow_int(v.dilation)},
                        .origin = {narrow_int(h.origin), narrow_int(v.origin)}},
-           .y = {.data = x.data<float>() + first, .leading = 0, .step = 0, .scattered = true, .image = q.pixels() * q.c,
-                 .line = q.stride[1] * line, .pixel = q.stride[2] * q.c, .paired = q.c % 2 == 0},
-           .bias = nullptr, .addend = addend.defined() ? addend.data<float>() + first : nullptr, .relu = false, .m = narrow_int(m),
-           .n = narrow_int(q.c), .k = narrow_int(k)});
+           .y = {.data = first, .leading = 0, .step = 0, .scattered = true, .image = q.pixels() * q.c, .line = q.stride[1] * line,
+                 .pixel = q.stride[2] * q.c, .paired = q.c % 2 == 0},
+           .bias = nullptr, .relu = false, .m = narrow_int(m), .n = narrow_int(q.c), .k = narrow_int(k)});
     }
 }
 
 void conv_3xtf32_weight(const ConvGeometry& q, const Tensor& x, const Tensor& g, const Tensor& w) {
   const int64_t k = q.n * q.positions(), m = q.taps() * q.c;
   run({false, false, true, false}, {.a = windows_matrix(x.data<float>(), k, m, q.pixels() * q.c), .b = dense(g.data<float>(), k, q.o), .windows = windows_of(q),
-                                    .y = dense_result(w.data<float>(), m, q.o), .bias = nullptr, .addend = nullptr, .relu = false, .m = narrow_int(m),
-                                    .n = narrow_int(q.o), .k = narrow_int(k)});
+                                    .y = dense_result(w.data<float>(), m, q.o), .bias = nullptr, .relu = false, .m = narrow_int(m), .n = narrow_int(q.o),
+                                    .k = narrow_int(k)});
 }
 
 }  // namespace halftone::cuda

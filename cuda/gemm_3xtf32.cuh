@@ -52,15 +52,13 @@ struct Product {
   Matrix a, b;
   Windows windows;
   Result y;
-  const float *bias, *addend;  // or null; number i of the addend is for number i of y
+  const float* bias;  // or null
   bool relu;
   int m, n, k;
   int split = 0, parts = 1;  // of k: as many steps of `depth` for each part, a block of its own
 
-  // Of a sum in this column, number i of y.
-  __device__ float finish(float sum, int column, int64_t i) const {
+  __device__ float finish(float sum, int column) const {
     if (bias) sum += bias[column];
-    if (addend) sum += addend[i];
     return relu ? unary::Relu::f(sum) : sum;
   }
 };
@@ -206,9 +204,8 @@ __device__ inline float* row_of(const Product& p, const Place& at, int r) {
 // Columns `column` and the next; of those only the ones with a bit in `wanted`.
 __device__ inline void store_pair(const Product& p, float* row, int column, float v0, float v1, uint64_t wanted) {
   if (p.parts == 1) {
-    const int64_t i = row + column - p.y.data;
-    if (column < p.n) v0 = p.finish(v0, column, i);
-    if (column + 1 < p.n) v1 = p.finish(v1, column + 1, i + 1);
+    if (column < p.n) v0 = p.finish(v0, column);
+    if (column + 1 < p.n) v1 = p.finish(v1, column + 1);
   }
   if ((wanted & 3) == 3 && p.y.paired && column + 1 < p.n) return store_pack(row + column, Pack<float, 2>{v0, v1});
   if ((wanted & 1) && column < p.n) row[column] = v0;

@@ -23,8 +23,8 @@ bool conv_3xtf32_takes(const ConvGeometry& q);
 // All tensors in f32, without gaps, beginning at multiples of 16 bytes, and with their channels last in memory: x [n, c, h, w], c and o
 // being multiples of 4, w [o, c, kh, kw], y and g [n, o, ...]; bias [o] may be null.
 void conv_3xtf32(const ConvGeometry& q, const Tensor& x, const Tensor& w, const float* bias, bool relu, const Tensor& y);  // o: any
-// w may lie in any way; c: any; addend, of x's shape, may be undefined
-void conv_3xtf32_input(const ConvGeometry& q, const Tensor& g, const Tensor& w, const Tensor& addend, const Tensor& x);
+// w may lie in any way; c: any
+void conv_3xtf32_input(const ConvGeometry& q, const Tensor& g, const Tensor& w, const Tensor& x);
 // w is [kh, kw, c, o], row-major; o: any
 void conv_3xtf32_weight(const ConvGeometry& q, const Tensor& x, const Tensor& g, const Tensor& w);
 
