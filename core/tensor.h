@@ -119,7 +119,7 @@ class HT_API Tensor {
   Tensor grad() const;
   // Replaces it; shape and dtype must be those of the tensor. An undefined tensor empties the slot.
   void set_grad(const Tensor& g) const;
-  // Empties the slot; the buffer stays and is overwritten by the next contribution.
+  // Empties the slot. The buffer stays for the next contribution, unless it is large and nobody else has it: no view, holder, captured step.
   void zero_grad() const;
   void backward() const;
   void backward(const BackwardOptions& options) const;
