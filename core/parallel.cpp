@@ -1,10 +1,11 @@
-// The thread pool behind parallel_for. Workers sleep until a job comes; chunks are claimed one by one from a counter.
+// The thread pool behind parallel_for. Workers look out for a job for a moment, then sleep until one comes; chunks are claimed
+// one by one from a counter.
 #include "halftone/core/parallel.h"
 
 #include <pthread.h>
 
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -21,12 +22,20 @@ namespace {
 
 thread_local bool inside_chunk = false;  // or on a thread that keeps to itself
 
+// Waits while `value` is `old`. What a program of short kernels waits for is near, and to sleep and be woken takes longer than many of
+// them: it looks on for a moment before it sleeps.
+template <class T> void wait_while(const std::atomic<T>& value, T old) {
+  constexpr auto moment = std::chrono::microseconds(50);
+  for (auto start = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - start < moment;)
+    if (value != old) return;
+  value.wait(old);
+}
+
 struct Job {
   int64_t chunks;
   void (*run)(void*, int64_t);
   void* context;
   std::atomic<int64_t> next{0};
-  int working = 0;  // under the pool's lock
   std::exception_ptr error;
   std::mutex error_lock;
 
@@ -61,48 +70,38 @@ class Pool {
 
   void run(Job& job) {
     std::lock_guard one_at_a_time(busy_);
-    {
-      std::lock_guard guard(lock_);
-      job_ = &job;
-      ++generation_;
-    }
-    wake_.notify_all();
+    job_ = &job;
+    ++calls_;
+    calls_.notify_all();
     job.work();
-    std::unique_lock guard(lock_);
     job_ = nullptr;
-    done_.wait(guard, [&] { return job.working == 0; });
+    for (int n; (n = working_) != 0;) wait_while(working_, n);
   }
 
  private:
   void stop() {
-    {
-      std::lock_guard guard(lock_);
-      stop_ = true;
-    }
-    wake_.notify_all();
+    stop_ = true;
+    ++calls_;
+    calls_.notify_all();
     for (auto& w : workers_) w.join();
   }
   void serve() {
-    uint64_t seen = 0;
-    std::unique_lock guard(lock_);
-    for (;;) {
-      wake_.wait(guard, [&] { return stop_ || (job_ && generation_ != seen); });
+    for (uint32_t seen = 0;;) {
+      wait_while(calls_, seen);
       if (stop_) return;
-      seen = generation_;
-      Job& job = *job_;
-      ++job.working;
-      guard.unlock();
-      job.work();
-      guard.lock();
-      if (--job.working == 0) done_.notify_all();
+      seen = calls_;
+      // Counted before it looks for a job, so that run() either counts it or has taken the job away.
+      ++working_;
+      if (Job* job = job_) job->work();
+      if (--working_ == 0) working_.notify_all();
     }
   }
 
-  std::mutex lock_, busy_;
-  std::condition_variable wake_, done_;
-  Job* job_ = nullptr;
-  uint64_t generation_ = 0;
-  bool stop_ = false;
+  std::mutex busy_;
+  std::atomic<Job*> job_ = nullptr;
+  std::atomic<uint32_t> calls_ = 0;
+  std::atomic<int> working_ = 0;
+  std::atomic<bool> stop_ = false;
   std::vector<std::thread> workers_;
 };
 
