@@ -19,6 +19,24 @@ enum class Order { any, rows, columns, spaced };
 // the cache (half the speed was measured).
 int64_t spacing(int64_t columns) { return columns % 512 == 0 ? columns + 16 : columns; }
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"  // a vector's alignment, of which a template's argument knows nothing
+// to[r][c] = from[c][r] for a tile, a square of vectors at a time.
+constexpr int64_t tile = 16;
+template <class C> void transpose_tile(const C* from, int64_t from_pitch, C* to, int64_t to_pitch) {
+  using namespace Eigen::internal;
+  using Vector = typename packet_traits<C>::type;
+  constexpr int n = unpacket_traits<Vector>::size;
+  for (int64_t c = 0; c < tile; c += n)
+    for (int64_t r = 0; r < tile; r += n) {
+      PacketBlock<Vector, n> square;
+      for (int i = 0; i < n; ++i) square.packet[i] = ploadu<Vector>(from + (c + i) * from_pitch + r);
+      ptranspose(square);
+      for (int i = 0; i < n; ++i) pstoreu(to + (r + i) * to_pitch + c, square.packet[i]);
+    }
+}
+#pragma GCC diagnostic pop
+
 // A matrix with a stride of 1. Others, those of another type, and those not in the wanted order are copied.
 template <class C> struct Operand {
   std::unique_ptr<C[]> copy;
@@ -41,7 +59,6 @@ template <class C> struct Operand {
     int64_t outer_step = row_major ? v.row_stride : v.column_stride, inner_step = row_major ? v.column_stride : v.row_stride;
     outer = wanted == Order::spaced ? spacing(inner_n) : inner_n;
     copy = std::make_unique_for_overwrite<C[]>(static_cast<size_t>(outer_n * outer));
-    constexpr int64_t tile = 16;
     auto move = [&](int64_t i, int64_t j, int64_t in, int64_t jn) {
       C* to = copy.get() + i * outer + j;
       const T* from = v.data + i * outer_step + j * inner_step;
@@ -49,6 +66,7 @@ template <class C> struct Operand {
         for (int64_t r = 0; r < in; ++r)
           for (int64_t c = 0; c < jn; ++c) to[r * outer + c] = C(from[r * outer_step + c]);
       } else if (outer_step == 1 && in == tile && jn == tile) {
+        if constexpr (std::floating_point<C> && std::same_as<T, C>) return transpose_tile(from, inner_step, to, outer);
         for (int64_t c = 0; c < tile; ++c)
           for (int64_t r = 0; r < tile; ++r) to[r * outer + c] = C(from[c * inner_step + r]);
       } else {
