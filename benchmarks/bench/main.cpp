@@ -7,6 +7,8 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "halftone/benchmarks/bench/commit.h"
@@ -21,10 +23,10 @@ struct Options {
   std::string device, out = "runs/bench", plans, python = "python3";
   std::vector<std::string> models = {"mlp_small", "mlp_wide", "lenet", "resnet18", "resnet50", "gpt2"}, precisions;
   std::vector<int64_t> mlp;
-  int64_t batch = 0;
+  int64_t batch = 0, context = 0;
   int rounds = 15, first_steps = 20;
   double step_limit = 0.5;
-  bool peers = false, profile = false, eager_only = false, captured_only = false;
+  bool peers = false, profile = false, eager_only = false, captured_only = false, memory = false;
 };
 
 // What was found of one mode.
@@ -45,6 +47,14 @@ std::string first_line(const std::string& command) {
     ::pclose(f);
   }
   return line;
+}
+// By how much a process that does nothing else grows in the first steps of a workload on the CPU, in MiB: in this one room is left by what ran before.
+double memory_alone(const Workload& w, const std::string& precision) {
+  const std::string what = w.model.starts_with("mlp:") ? "--mlp " + w.model.substr(4) : "--models " + w.name;
+  const std::string context = w.vocabulary > 0 ? text::cat(" --context ", w.example[0]) : "";
+  const std::string line = first_line(text::cat(std::filesystem::read_symlink("/proc/self/exe").string(), " --memory --device cpu --batch ", w.batch,
+                                                context, " --precisions ", precision, " ", what));
+  return line.empty() ? NAN : std::strtod(line.c_str(), nullptr);
 }
 // A version that a library which is loaded tells, "" where it is not: major and minor by the divisors of its number.
 std::string loaded_version(const char* function, size_t major, size_t minor) {
@@ -152,6 +162,7 @@ class Bench {
   }
 
  private:
+  bool is_ours(const Row& r) const { return r.mode.peer == text_of(machine_, "peer"); }
   std::unique_ptr<Runner> start(const Workload& w, const Row& row) {
     for (auto& peer : peers_)
       if (peer->name() == row.mode.peer) return make_peer_runner(peer, w, device_, row.mode, o_.first_steps);
@@ -162,13 +173,16 @@ class Bench {
     const double round_ms = device_.type == DeviceType::cpu ? 50 : 20;
     std::vector<std::unique_ptr<Runner>> runners(rows.size());
     std::vector<int> steps(rows.size());
+    std::vector<double> alone(rows.size(), NAN);
+    if (device_.type == DeviceType::cpu)
+      for (size_t i = 0; i < rows.size(); ++i) if (is_ours(rows[i])) alone[i] = memory_alone(w, rows[i].mode.precision);
     auto begin = [&](size_t i) {
       try {
         runners[i] = start(w, rows[i]);
         steps[i] = std::clamp(static_cast<int>(round_ms / runners[i]->measure(2)), 1, 500);
       } catch (const Error& e) {
         runners[i].reset();
-        if (rows[i].mode.peer == text_of(machine_, "peer")) throw;
+        if (is_ours(rows[i])) throw;
         std::printf("%s, %s\n", w.name.c_str(), e.what());
       }
     };
@@ -176,6 +190,7 @@ class Bench {
     auto end = [&](size_t i) {
       if (!runners[i]) return;
       rows[i].figures = runners[i]->figures();
+      if (!std::isnan(alone[i])) rows[i].figures.peak_mib = alone[i];
       std::sort(rows[i].ms.begin(), rows[i].ms.end());
       if (o_.profile) {
         std::printf("%s, %s:\n", w.name.c_str(), rows[i].mode.name().c_str());
@@ -216,7 +231,7 @@ class Bench {
       const double ms = r.median(), tflops = flops / ms / 1e9, share = tflops / std::max(peaks_.of(r.mode.precision), 1e-9);
       const double moved = r.figures.moved_bytes / ms / 1e6 / peaks_.copy_gb_per_s, apart = fp32 ? r.figures.loss / fp32->figures.loss - 1 : NAN;
       const auto rate = static_cast<double>(w.batch) / ms * 1e3;
-      const bool ours = r.mode.peer == text_of(machine_, "peer");
+      const bool ours = is_ours(r);
       // What a peer does not tell is a dash.
       auto known = [&](auto v) { return ours ? std::to_string(v) : "-"; };
       std::printf("  %-16s %-6s %-8s %9.3f %19s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %+6.2f%% %7s %6s %6s\n",
@@ -314,6 +329,7 @@ int main(int argc, char** argv) {
   app.add_option("--mlp", o.mlp, "a perceptron of your own instead: --mlp 784,256,10")->delimiter(',')->check(CLI::PositiveNumber);
   app.add_option("--batch", o.batch, "examples a step; by default what is usual for a model, and less where a step would take too long")
       ->check(CLI::PositiveNumber);
+  app.add_option("--context", o.context, "tokens in a row of a batch of text")->check(CLI::PositiveNumber);
   app.add_option("--precisions", o.precisions, "fp32 tf32 fp16 bf16; by default fp32, and fp16 and bf16 on a GPU, bf16 on the CPU")
       ->check(CLI::IsMember({"fp32", "tf32", "fp16", "bf16"}));
   app.add_option("--rounds", o.rounds, "timed rounds of each mode; modes take turns")->check(CLI::PositiveNumber)->capture_default_str();
@@ -329,6 +345,7 @@ int main(int argc, char** argv) {
   app.add_flag("--eager-only", o.eager_only, "leave captured steps out");
   app.add_flag("--captured-only", o.captured_only, "leave eager steps out, of ours");
   app.add_flag("--profile", o.profile, "the time of each operator in an eager step, too");
+  app.add_flag("--memory", o.memory, "nothing but the memory of eager steps, in MiB; of the first model and precision, with nothing left of others");
   app.add_option("--out", o.out, "folder for figures and chart")->capture_default_str();
   app.footer(
       "Examples:\n  halftone-bench\n  halftone-bench --mlp 784,256,10 --batch 128\n  halftone-bench --device cuda --tune plans.txt --peers --models "
@@ -341,7 +358,6 @@ int main(int argc, char** argv) {
     if (o.precisions.empty())
       o.precisions = device.type == DeviceType::cpu ? std::vector<std::string>{"fp32", "bf16"} : std::vector<std::string>{"fp32", "fp16", "bf16"};
     HT_CHECK(o.mlp.empty() || o.mlp.size() > 1, "--mlp: expected the widths of two layers or more, such as 784,256,10");
-    Bench bench(o, device);
     std::vector<Workload> wanted;
     if (!o.mlp.empty()) wanted.push_back(perceptron_workload("mlp", o.mlp, 128));
     else
@@ -349,8 +365,15 @@ int main(int argc, char** argv) {
         if (std::find(o.models.begin(), o.models.end(), w.name) != o.models.end()) wanted.push_back(w);
     for (auto& w : wanted) {
       if (o.batch > 0) w.batch = o.batch;
-      bench.run(w);
+      if (o.context > 0 && w.vocabulary > 0) w.example[0] = o.context;
     }
+    if (o.memory) {
+      for (auto& w : wanted)
+        for (auto& p : o.precisions) std::printf("%.3f\n", make_runner(w, device, {{}, p, "eager"}, 3, {})->figures().peak_mib);
+      return 0;
+    }
+    Bench bench(o, device);
+    for (auto& w : wanted) bench.run(w);
     bench.finish();
   } catch (const std::exception& e) {
     std::fprintf(stderr, "halftone-bench: %s\n", e.what());

@@ -10,9 +10,11 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include "halftone/benchmarks/bench/script.h"
+#include "halftone/core/parallel.h"
 
 namespace benchmarks {
 
@@ -79,6 +81,7 @@ std::vector<std::shared_ptr<Peer>> find_peers(const std::string& python) {
   const std::string beside = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "halftone-bench-libtorch").string();
   const std::vector<std::vector<std::string>> commands = {{python, "-c", peers_script, "torch"}, {python, "-c", peers_script, "jax"},
                                                           {std::filesystem::exists(beside) ? beside : "halftone-bench-libtorch"}};
+  ::setenv("OMP_NUM_THREADS", std::to_string(num_threads()).c_str(), 1);  // none gets more threads than another
   std::vector<std::shared_ptr<Peer>> found;
   std::string absent;
   for (auto& command : commands) try {

@@ -16,7 +16,7 @@ struct Mode {
 // What is asked about a step, apart from its time.
 struct StepFigures {
   double loss = 0;           // after Runner's first steps; NaN where a peer does not say
-  double peak_mib = 0;       // of the device's memory, by this runner
+  double peak_mib = 0;       // of a GPU's memory, by this runner; on the CPU by how much the process grew since before the first step
   double setup_s = 0;
   int64_t skipped_steps = 0, kernel_calls = 0, casts = 0;  // a step's; kernel_calls: operators that compute, views left out
   double moved_bytes = 0;    // that those read and write
