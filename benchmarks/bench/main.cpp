@@ -26,7 +26,7 @@ struct Options {
   int64_t batch = 0, context = 0;
   int rounds = 15, first_steps = 20;
   double step_limit = 0.5;
-  bool peers = false, profile = false, eager_only = false, captured_only = false, memory = false;
+  bool peers = false, profile = false, eager_only = false, captured_only = false, memory = false, sizes = false;
 };
 
 // What was found of one mode.
@@ -128,8 +128,7 @@ class Bench {
     std::printf(" copies %.0f GB/s\n", peaks_.copy_gb_per_s);
   }
 
-  void run(Workload w) {
-    fit(w, device_, o_.step_limit);
+  std::vector<Row> run(const Workload& w) {
     std::vector<Row> rows;
     for (auto& p : o_.precisions) {
       for (const char* how : {"eager", "captured"}) {
@@ -143,6 +142,31 @@ class Bench {
     measure(w, rows);
     std::erase_if(rows, [](const Row& r) { return r.ms.empty(); });
     tell(w, rows);
+    return rows;
+  }
+
+  // How a perceptron's step grows with its batch and with its width, so that a cliff is seen.
+  void run_sizes() {
+    std::vector<io::Curve> curves;
+    auto add = [&](const std::string& what, int64_t size, const Workload& w) {
+      for (auto& r : run(w)) {
+        const std::string name = text::cat(r.mode.peer, ", ", r.mode.name(), ", ", what);
+        auto curve = std::find_if(curves.begin(), curves.end(), [&](auto& c) { return c.name == name; });
+        if (curve == curves.end()) curve = curves.insert(curves.end(), io::Curve{name, {}});
+        curve->x.push_back(std::log2(size));
+        curve->y.push_back(r.median());
+      }
+    };
+    constexpr int64_t most = 4096;
+    for (int64_t n = 1; n <= most; n *= 2) add("width 256, over its batch", n, perceptron_workload("mlp_batch", {256, 256, 256, 10}, n));
+    for (int64_t n = 16; n <= most; n *= 2) add("batch 64, over its width", n, perceptron_workload(text::cat("mlp_width_", n), {n, n, n, 10}, 64));
+    io::save_chart(o_.out + "/sizes.svg", curves,
+                   {.title = text::cat("A step of a perceptron of three layers on ", text_of(machine_, device_.type == DeviceType::cpu ? "cpu" : "gpu")),
+                    .x_label = "batch or width, as a power of 2",
+                    .y_label = "ms",
+                    .log_y = true,
+                    .width = 900});
+    std::printf("\n%s/bench.jsonl has these figures, %s/sizes.svg the chart\n", o_.out.c_str(), o_.out.c_str());
   }
 
   // The chart, and where mixed precision loses.
@@ -345,6 +369,7 @@ int main(int argc, char** argv) {
   app.add_flag("--eager-only", o.eager_only, "leave captured steps out");
   app.add_flag("--captured-only", o.captured_only, "leave eager steps out, of ours");
   app.add_flag("--profile", o.profile, "the time of each operator in an eager step, too");
+  app.add_flag("--sizes", o.sizes, "a perceptron of growing batch and width instead of models: OUT gets sizes.svg");
   app.add_flag("--memory", o.memory, "nothing but the memory of eager steps, in MiB; of the first model and precision, with nothing left of others");
   app.add_option("--out", o.out, "folder for figures and chart")->capture_default_str();
   app.footer(
@@ -373,7 +398,11 @@ int main(int argc, char** argv) {
       return 0;
     }
     Bench bench(o, device);
-    for (auto& w : wanted) bench.run(w);
+    if (o.sizes) return bench.run_sizes(), 0;
+    for (auto& w : wanted) {
+      fit(w, device, o.step_limit);
+      bench.run(w);
+    }
     bench.finish();
   } catch (const std::exception& e) {
     std::fprintf(stderr, "halftone-bench: %s\n", e.what());
