@@ -48,7 +48,8 @@ std::string first_line(const std::string& command) {
   }
   return line;
 }
-// By how much a process that does nothing else grows in the first steps of a workload on the CPU, in MiB: in this one room is left by what ran before.
+// By how much a process that does nothing else grows in the first steps of a workload on the CPU, in MiB. This one has room that was
+// left by what ran before.
 double memory_alone(const Workload& w, const std::string& precision) {
   const std::string what = w.model.starts_with("mlp:") ? "--mlp " + w.model.substr(4) : "--models " + w.name;
   const std::string context = w.vocabulary > 0 ? text::cat(" --context ", w.example[0]) : "";
@@ -122,8 +123,7 @@ class Bench {
     io::make_folders(o.out);
     log_.emplace(o.out + "/bench.jsonl");
     peaks_ = measure_peaks(device, o.precisions);
-    const std::string chip = text_of(machine_, device.type == DeviceType::cpu ? "cpu" : "gpu");
-    std::printf("%s, %s; at best", chip.c_str(), build_info().c_str());
+    std::printf("%s, %s; at best", chip().c_str(), build_info().c_str());
     for (auto& [precision, tflops] : peaks_.tflops) std::printf(" %s %.*f TFLOP/s,", precision.c_str(), tflops < 10 ? 2 : 0, tflops);
     std::printf(" copies %.0f GB/s\n", peaks_.copy_gb_per_s);
   }
@@ -161,7 +161,7 @@ class Bench {
     for (int64_t n = 1; n <= most; n *= 2) add("width 256, over its batch", n, perceptron_workload("mlp_batch", {256, 256, 256, 10}, n));
     for (int64_t n = 16; n <= most; n *= 2) add("batch 64, over its width", n, perceptron_workload(text::cat("mlp_width_", n), {n, n, n, 10}, 64));
     io::save_chart(o_.out + "/sizes.svg", curves,
-                   {.title = text::cat("A step of a perceptron of three layers on ", text_of(machine_, device_.type == DeviceType::cpu ? "cpu" : "gpu")),
+                   {.title = "A step of a perceptron of three layers on " + chip(),
                     .x_label = "batch or width, as a power of 2",
                     .y_label = "ms",
                     .log_y = true,
@@ -173,7 +173,7 @@ class Bench {
   void finish() const {
     if (!groups_.empty())
       io::save_chart(o_.out + "/bench.svg", groups_,
-                     {.title = text::cat("Training steps on ", text_of(machine_, device_.type == DeviceType::cpu ? "cpu" : "gpu")),
+                     {.title = "Training steps on " + chip(),
                       .x_label = o_.captured_only ? "times as fast as fp32, captured" : "times as fast as fp32, eager",
                       .mark = 1,
                       .width = 900});
@@ -186,6 +186,7 @@ class Bench {
   }
 
  private:
+  std::string chip() const { return text_of(machine_, device_.type == DeviceType::cpu ? "cpu" : "gpu"); }
   bool is_ours(const Row& r) const { return r.mode.peer == text_of(machine_, "peer"); }
   std::unique_ptr<Runner> start(const Workload& w, const Row& row) {
     for (auto& peer : peers_)
@@ -370,7 +371,7 @@ int main(int argc, char** argv) {
   app.add_flag("--captured-only", o.captured_only, "leave eager steps out, of ours");
   app.add_flag("--profile", o.profile, "the time of each operator in an eager step, too");
   app.add_flag("--sizes", o.sizes, "a perceptron of growing batch and width instead of models: OUT gets sizes.svg");
-  app.add_flag("--memory", o.memory, "nothing but the memory of eager steps, in MiB; of the first model and precision, with nothing left of others");
+  app.add_flag("--memory", o.memory, "nothing but by how many MiB the first steps of one model in one precision let the process grow");
   app.add_option("--out", o.out, "folder for figures and chart")->capture_default_str();
   app.footer(
       "Examples:\n  halftone-bench\n  halftone-bench --mlp 784,256,10 --batch 128\n  halftone-bench --device cuda --tune plans.txt --peers --models "

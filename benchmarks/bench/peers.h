@@ -5,7 +5,8 @@
 //   (start)                                         hello NAME VERSION | absent REASON
 //   open MODEL BATCH CONTEXT OPTIMIZER PRECISION HOW DEVICE FIRST_STEPS     ready LOSS | refused REASON
 //   run N                                           took MILLISECONDS (a step)
-//   close                                           closed PEAK_MIB
+//   close                                           closed PEAK_MIB (on the CPU by how much the process grew since before the first step)
+// On the CPU PyTorch and libtorch open each training in a child of theirs, whose memory is of nothing else.
 #include "halftone/benchmarks/bench/runner.h"
 
 namespace benchmarks {

@@ -44,3 +44,16 @@ run(${CMAKE_COMMAND} -S ${SOURCE}/tests/package -B ${WORK}/outside ${arguments}
     -DCMAKE_PREFIX_PATH=${WORK}/moved -DBUILD_SHARED_LIBS=${SHARED})
 run(${CMAKE_COMMAND} --build ${WORK}/outside)
 run(${WORK}/outside/program)
+
+# Where the operators are compiled for several levels of x86-64, the loader takes the library of one that runs here.
+file(GLOB levels ${WORK}/moved/lib*/glibc-hwcaps/*)
+if(levels)
+  execute_process(COMMAND /lib64/ld-linux-x86-64.so.2 --help OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ldd ${WORK}/outside/program OUTPUT_VARIABLE found COMMAND_ERROR_IS_FATAL ANY)
+  foreach(level ${levels})
+    get_filename_component(name ${level} NAME)
+    if(known MATCHES "${name} [(]supported" AND NOT found MATCHES "glibc-hwcaps/x86-64-v[0-9]/libhalftone")
+      message(FATAL_ERROR "the loader does not take ${level}:\n${found}")
+    endif()
+  endforeach()
+endif()

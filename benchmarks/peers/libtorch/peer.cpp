@@ -1,5 +1,5 @@
-// The workloads of halftone-bench, but for ResNet-50, for libtorch, which has no class for autocast or loss scaling: both are written out, as its users must.
-// The lines that are read and answered are in benchmarks/bench/peers.h.
+// The workloads of halftone-bench, but for ResNet-50, for libtorch, which has no class for autocast or loss scaling: both are written out,
+// as its users must. The lines that are read and answered are in benchmarks/bench/peers.h.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 #include <sys/wait.h>
@@ -27,7 +27,8 @@ struct ResidualImpl : nn::Module {
     auto conv = [](int64_t from, int64_t to, int64_t kernel, int64_t by) {
       return nn::Conv2d(nn::Conv2dOptions(from, to, kernel).stride(by).padding(kernel / 2).bias(false));
     };
-    body = register_module("body", nn::Sequential(conv(in, out, 3, stride), nn::BatchNorm2d(out), nn::ReLU(), conv(out, out, 3, 1), nn::BatchNorm2d(out)));
+    body = nn::Sequential(conv(in, out, 3, stride), nn::BatchNorm2d(out), nn::ReLU(), conv(out, out, 3, 1), nn::BatchNorm2d(out));
+    register_module("body", body);
     if (stride != 1 || in != out) projection = register_module("projection", nn::Sequential(conv(in, out, 1, stride), nn::BatchNorm2d(out)));
   }
   Tensor forward(const Tensor& x) { return torch::relu(body->forward(x) + (projection ? projection->forward(x) : x)); }
