@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "halftone/core/parallel.h"
+#include "halftone/core/storage.h"
 
 namespace halftone {
 namespace {
@@ -39,7 +40,7 @@ template <class C> void transpose_tile(const C* from, int64_t from_pitch, C* to,
 
 // A matrix with a stride of 1. Others, those of another type, and those not in the wanted order are copied.
 template <class C> struct Operand {
-  std::unique_ptr<C[]> copy;
+  std::shared_ptr<Storage> copy;  // of memory that is kept: the system's would be cleared first
   const C* data;
   int64_t outer;
   bool row_major;
@@ -58,9 +59,10 @@ template <class C> struct Operand {
     int64_t outer_n = row_major ? rows : columns, inner_n = row_major ? columns : rows;
     int64_t outer_step = row_major ? v.row_stride : v.column_stride, inner_step = row_major ? v.column_stride : v.row_stride;
     outer = wanted == Order::spaced ? spacing(inner_n) : inner_n;
-    copy = std::make_unique_for_overwrite<C[]>(static_cast<size_t>(outer_n * outer));
+    copy = Storage::allocate(outer_n * outer * static_cast<int64_t>(sizeof(C)), Device::cpu());
+    C* const all = static_cast<C*>(copy->data());
     auto move = [&](int64_t i, int64_t j, int64_t in, int64_t jn) {
-      C* to = copy.get() + i * outer + j;
+      C* to = all + i * outer + j;
       const T* from = v.data + i * outer_step + j * inner_step;
       if (inner_step == 1) {
         for (int64_t r = 0; r < in; ++r)
@@ -74,13 +76,19 @@ template <class C> struct Operand {
           for (int64_t c = 0; c < jn; ++c) to[r * outer + c] = C(from[r * outer_step + c * inner_step]);
       }
     };
-    // A transpose in tiles, so that it reads and writes whole lines of the cache.
-    int64_t width = inner_step == 1 ? inner_n : tile;
-    parallel_for(outer_n, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1) / tile) * tile, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i += tile)
-        for (int64_t j = 0; j < inner_n; j += width) move(i, j, std::min(tile, end - i), std::min(width, inner_n - j));
+    // A transpose in tiles, so that it reads and writes whole lines of the cache, and these by squares, so that it is on few pages at a time.
+    constexpr int64_t square = 8 * tile;
+    const bool turned = inner_step != 1;
+    const int64_t height = turned ? square : std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1) / tile) * tile, width = turned ? square : inner_n;
+    const int64_t across = width > 0 ? (inner_n + width - 1) / width : 0, step = turned ? tile : width;
+    parallel_for((outer_n + height - 1) / height * across, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) {
+        const int64_t top = b / across * height, bottom = std::min(outer_n, top + height), left = b % across * width, right = std::min(inner_n, left + width);
+        for (int64_t i = top; i < bottom; i += tile)
+          for (int64_t j = left; j < right; j += step) move(i, j, std::min(tile, bottom - i), std::min(step, right - j));
+      }
     });
-    data = copy.get();
+    data = all;
   }
 
   MatrixView<C> part(int64_t row, int64_t column) const {
