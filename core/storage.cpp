@@ -76,6 +76,8 @@ namespace {
 // Large blocks that this thread gave back, for its next tensors: the system would take their pages away and clear them again.
 // Without locks, so that a forked child finds them usable.
 class Kept {
+  using Blocks = std::multimap<int64_t, void*>;
+
  public:
   ~Kept() {
     clear();
@@ -87,7 +89,6 @@ class Kept {
     auto found = mine.blocks_.find(Block::rounded(bytes));
     if (found == mine.blocks_.end()) return nullptr;
     void* data = found->second;
-    mine.bytes_ -= found->first;
     kept_now -= found->first;
     mine.blocks_.erase(found);
     return data;
@@ -99,26 +100,25 @@ class Kept {
     int64_t size = Block::rounded(bytes);
     if (bytes_now + kept_now + size > bytes_peak / 4 * 5 + spare) return false;
     mine.blocks_.emplace(size, data);
-    mine.bytes_ += size;
     kept_now += size;
     return true;
   }
-  // Before more is asked of the system: blocks of sizes that are not asked for any more make room.
+  // Before more is asked of the system: as many blocks of other sizes as it takes make room, the largest first.
   static void make_room(int64_t bytes) {
-    if (!gone && bytes >= Block::large && mine.bytes_ > 0 && bytes_now + kept_now > bytes_peak) mine.clear();
+    if (gone || bytes < Block::large) return;
+    while (!mine.blocks_.empty() && bytes_now + kept_now > bytes_peak) mine.free(std::prev(mine.blocks_.end()));
   }
   static void drop() { if (!gone) mine.clear(); }
   static int64_t bytes() { return kept_now; }
 
  private:
-  void clear() {
-    for (auto& [size, data] : blocks_) Block::free(data, size);
-    kept_now -= bytes_;
-    bytes_ = 0;
-    blocks_.clear();
+  void free(Blocks::iterator block) {
+    Block::free(block->second, block->first);
+    kept_now -= block->first;
+    blocks_.erase(block);
   }
-  std::multimap<int64_t, void*> blocks_;
-  int64_t bytes_ = 0;
+  void clear() { while (!blocks_.empty()) free(blocks_.begin()); }
+  Blocks blocks_;
   static inline std::atomic<int64_t> kept_now{0};
   static thread_local bool gone;  // tensors of static life outlive this
   static thread_local Kept mine;
