@@ -79,11 +79,13 @@ template <class C> struct Operand {
     // A transpose in tiles, so that it reads and writes whole lines of the cache, and these by squares, so that it is on few pages at a time.
     constexpr int64_t square = 8 * tile;
     const bool turned = inner_step != 1;
-    const int64_t height = turned ? square : std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1) / tile) * tile, width = turned ? square : inner_n;
+    const int64_t rows_of_grain = std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(inner_n, 1) / tile) * tile;
+    const int64_t height = turned ? square : rows_of_grain, width = turned ? square : inner_n;
     const int64_t across = width > 0 ? (inner_n + width - 1) / width : 0, step = turned ? tile : width;
     parallel_for((outer_n + height - 1) / height * across, 1, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
-        const int64_t top = b / across * height, bottom = std::min(outer_n, top + height), left = b % across * width, right = std::min(inner_n, left + width);
+        const int64_t top = b / across * height, bottom = std::min(outer_n, top + height);
+        const int64_t left = b % across * width, right = std::min(inner_n, left + width);
         for (int64_t i = top; i < bottom; i += tile)
           for (int64_t j = left; j < right; j += step) move(i, j, std::min(tile, bottom - i), std::min(step, right - j));
       }
