@@ -497,3 +497,15 @@ TEST_CASE("report_B68 a branch with an infinite slope is masked before it") {
   golden(grad({sum(where(positive, sqrt(where(positive, x, 1)), x * 0))}, {x})[0], {0, .25});
   golden(grad({sum(masked_fill(sqrt(masked_fill(x, eq(x, 0), 1)), eq(x, 0), 0))}, {x})[0], {0, .25});
 }
+
+TEST_CASE("slopes that a kernel computes in one pass are their functions' derivatives") {
+  elementwise::each(unary::All{}, []<class Op>(Type<Op>) {
+    if constexpr (unary::has_slope<Op>)
+      for (double x : {-20., -3.1, -.7, -.01, .02, .9, 2.5, 15.}) {
+        INFO(Op::name << " at " << x);
+        const double h = 1e-5, difference = (Op::f(x + h) - Op::f(x - h)) / (2 * h);
+        const double v = (elementwise::saves_of<Op>().out & 1u) ? Op::f(x) : x;
+        CHECK(Op::slope(v) == Approx(difference).epsilon(1e-6).margin(1e-8));
+      }
+  });
+}
