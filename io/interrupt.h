@@ -5,7 +5,7 @@
 namespace halftone {
 
 // While one lives, SIGINT (Ctrl-C) and SIGTERM (what schedulers send) only make asked() true. A second signal acts as it would have
-// without it: it ends the process. One at a time; making another is an Error.
+// without it: it ends the process. One at a time; making another is an Error. Made on the process' first thread, which gets the signals.
 class HT_API Interrupt {
  public:
   [[nodiscard]] Interrupt();
