@@ -93,10 +93,10 @@ Lookahead::Lookahead(Optimizer& opt, LookaheadOptions o) : state_(start(opt)) {
     auto a = weak.lock();
     if (!a || group > 0) return a != nullptr;
     follow(*a);
-    Tensor stepped = found_inf.defined() ? eq(found_inf, 0).to(DType::f64) : ones_like(a->count);
+    Tensor stepped = found_inf.defined() ? eq(found_inf, 0) : ones_like(a->count);
     a->count.add_(stepped);
     a->count.copy_(where(gt(a->count, static_cast<double>(o.k)), 1, a->count));  // counts 1 to k
-    Tensor skip = 1 - (eq(a->count, static_cast<double>(o.k)).to(DType::f32) * stepped.to(DType::f32));
+    Tensor skip = 1 - eq(a->count, static_cast<double>(o.k)) * stepped.to(DType::f32);
     TensorOptions number{.dtype = DType::f64, .device = a->count.device()};
     approach(a->values, a->params, full({}, o.alpha, number), skip);
     approach(a->params, a->values, full({}, 1, number), skip);
