@@ -205,3 +205,13 @@ TEST_CASE("errors of draws") {
   TEXT(multinomial(tensor<double>({1, 0, 1}), 3), "multinomial: row 0 has 2 positive weights, expected at least 3");
   TEXT(multinomial(undefined, 1), "multinomial: weights is undefined");
 }
+
+TEST_CASE("each row of multinomial draws for itself") {
+  manual_seed(4);
+  for (bool replacement : {true, false}) {
+    Tensor drawn = multinomial(ones({20, 500}), 4, {.replacement = replacement});
+    auto row = [&](int64_t r) { return drawn.slice(0, r, r + 1).to_vector<int64_t>(); };
+    for (int64_t a = 0; a < 20; ++a)
+      for (int64_t b = 0; b < a; ++b) CHECK(row(a) != row(b));
+  }
+}
