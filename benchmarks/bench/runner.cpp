@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <map>
+
+#include "halftone/benchmarks/process_memory.h"
 
 namespace benchmarks {
 namespace {
@@ -14,25 +14,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 void wait_for(Device d) { backend(d.type).synchronize(d.index); }
-
-// By how much this process grew at most since then, in MiB.
-class ProcessMemory {
- public:
-  ProcessMemory() {
-    std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
-    begin_ = read("VmRSS:");
-  }
-  double peak() const { return read("VmHWM:") - begin_; }
-
- private:
-  static double read(std::string_view name) {
-    std::string word;
-    double kib = 0;
-    for (std::ifstream status("/proc/self/status"); status >> word;) if (word == name && status >> kib) return kib / 1024;
-    return NAN;
-  }
-  double begin_;
-};
 
 // Counts what a step calls.
 class Work final : public amp::Watcher {

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <fstream>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -16,8 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "../../process_memory.h"
+
 namespace {
 
+using benchmarks::ProcessMemory;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -102,25 +104,6 @@ nn::Sequential network(const std::string& model, int64_t context) {
   }
   return net;
 }
-
-// By how much this process grew at most since then, in MiB: what training takes on the CPU.
-class ProcessMemory {
- public:
-  ProcessMemory() {
-    std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
-    begin_ = read("VmRSS:");
-  }
-  double peak() const { return read("VmHWM:") - begin_; }
-
- private:
-  static double read(const std::string& name) {
-    std::string word;
-    double kib = 0;
-    for (std::ifstream status("/proc/self/status"); status >> word;) if (word == name && status >> kib) return kib / 1024;
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  double begin_;
-};
 
 // Casts of the calling thread, on or off.
 void autocast(torch::Device device, bool on, at::ScalarType dtype) {
