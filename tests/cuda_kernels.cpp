@@ -686,7 +686,13 @@ TEST_CASE("convolutions of the shapes that networks have") {
                                              {{2, 2, 9, 31}, {7, 2, 4, 4}, {.stride = {3, 1}, .padding = {0, 3}}},
                                              {{3, 7, 6, 5}, {72, 7, 2, 2}, {.stride = {1, 2}}},
                                              {{7, 1, 12, 12}, {1, 1, 1, 1}, {.stride = 2}},
-                                             {{9, 3, 32, 32}, {64, 3, 3, 3}, {.padding = 1}}})
+                                             {{9, 3, 32, 32}, {64, 3, 3, 3}, {.padding = 1}},
+                                             // by blocks of pixels
+                                             {{2, 3, 65, 33}, {8, 3, 7, 7}, {.stride = 2, .padding = 2}},
+                                             {{3, 4, 30, 31}, {16, 4, 5, 5}, {.stride = 2}},
+                                             {{2, 2, 21, 40}, {5, 2, 6, 8}, {.stride = 2, .padding = {3, 1}}},
+                                             {{2, 3, 12, 12}, {8, 3, 11, 11}, {.stride = 2, .padding = 5}},
+                                             {{1, 1, 40, 9}, {8, 1, 9, 9}, {.stride = 2, .padding = {0, 4}}}})
     for (DType t : floating_dtypes) {
       INFO(str(xs) << ' ' << str(ws) << ' ' << name(t));
       Tensor x = drawn(22, xs, t, -1, 1), w = drawn(23, ws, t, -1, 1), b = drawn(24, {ws[0]}, t, -1, 1);
