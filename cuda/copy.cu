@@ -32,19 +32,32 @@ struct Transpose {
 };
 inline constexpr int tile = 32, tile_rows = 8;
 
-template <class U> __global__ void transpose_kernel(U* y, const U* x, Transpose t) {
+// A tile has tile * n rows and columns: n elements go at a time on both sides.
+template <class U, int n>
+__global__ void __launch_bounds__(tile* tile_rows)
+    transpose_kernel(U* y, const U* x, const Transpose t, const Divisor across, const Divisor down) {
   wait_for_previous();
-  __shared__ U memory[tile][tile + 1];
-  const int64_t across = (t.columns + tile - 1) / tile, down = (t.rows + tile - 1) / tile;
+  constexpr int side = tile * n, steps = side / tile_rows;
+  __shared__ alignas(16) U memory[side][side + n];
   const int lane = static_cast<int>(threadIdx.x) % tile, row = static_cast<int>(threadIdx.x) / tile;
-  for (int64_t n = blockIdx.x; n < across * down * t.batches; n += gridDim.x) {
-    const int64_t j0 = n % across * tile, i0 = n / across % down * tile, b = n / across / down;
-    for (int k = row; k < tile; k += tile_rows)
-      if (j0 + k < t.columns && i0 + lane < t.rows)
-        memory[k][lane] = x[b * t.x_batch + (j0 + k) * t.x_column + i0 + lane];
+  for (int64_t k = blockIdx.x; k < across.divisor * down.divisor * t.batches; k += gridDim.x) {
+    const int64_t strip = across.divide(k), b = down.divide(strip), j0 = (k - strip * across.divisor) * side, i0 = (strip - b * down.divisor) * side;
+    const int64_t i = i0 + lane * n, j = j0 + lane * n;
+#pragma unroll
+    for (int m = 0; m < steps; ++m) {
+      const int at = m * tile_rows + row;
+      if (j0 + at < t.columns && i < t.rows) store_pack(&memory[at][lane * n], load_pack<n>(x + b * t.x_batch + (j0 + at) * t.x_column + i));
+    }
     __syncthreads();
-    for (int k = row; k < tile; k += tile_rows)
-      if (i0 + k < t.rows && j0 + lane < t.columns) y[b * t.y_batch + (i0 + k) * t.y_row + j0 + lane] = memory[lane][k];
+#pragma unroll
+    for (int m = 0; m < steps; ++m) {
+      const int at = m * tile_rows + row;
+      if (i0 + at >= t.rows || j >= t.columns) continue;
+      Pack<U, n> v;
+#pragma unroll
+      for (int c = 0; c < n; ++c) v.v[c] = memory[lane * n + c][at];
+      store_pack(y + b * t.y_batch + (i0 + at) * t.y_row + j, v);
+    }
     __syncthreads();
   }
 }
@@ -62,6 +75,19 @@ std::optional<Transpose> as_transpose(const Rows<2>& rows) {
     return Transpose{batched ? s[b] : 1, s[i], s[last], batched ? y[b] : 0, y[i], batched ? x[b] : 0, x[last]};
   }
   return {};
+}
+
+template <class U> void transpose(const char* name, const Tensor& from, const Tensor& into, const Transpose& t) {
+  auto run = [&](auto kernel, int64_t side) {
+    const Divisor across(ceil_div(t.columns, side)), down(ceil_div(t.rows, side));
+    launch(name, kernel, std::min<int64_t>(t.batches * across.divisor * down.divisor, int64_t{64} * sm_count()), tile * tile_rows,
+           static_cast<U*>(into.raw_data()), static_cast<const U*>(from.raw_data()), t, across, down);
+  };
+  if constexpr (sizeof(U) == 2) {
+    const bool even = (t.rows | t.columns | t.y_batch | t.y_row | t.x_batch | t.x_column) % 2 == 0;
+    if (even && aligned(into.raw_data(), 4) && aligned(from.raw_data(), 4)) return run(transpose_kernel<U, 2>, 2 * tile);
+  }
+  run(transpose_kernel<U, 1>, tile);
 }
 
 // ---- the same where one dimension is short: on one side its `few` elements lie together, [b, j, few]; on the other they are lines, [b, few, j]
@@ -122,12 +148,7 @@ template <class Y, class X> bool interleave(const char* name, const Tensor& from
 void copy_bits(const char* name, const Tensor& from, const Tensor& into) {
   if (from.numel() == 0) return;
   visit_bits(from.dtype(), [&]<class U>(Type<U>) {
-    if (auto t = as_transpose(rows_in_memory_order<2>(from.shape(), {into.strides(), from.strides()}))) {
-      int64_t tiles = t->batches * ceil_div(t->rows, tile) * ceil_div(t->columns, tile);
-      launch(name, transpose_kernel<U>, std::min<int64_t>(tiles, int64_t{64} * sm_count()), tile * tile_rows,
-             static_cast<U*>(into.raw_data()), static_cast<const U*>(from.raw_data()), *t);
-      return;
-    }
+    if (auto t = as_transpose(rows_in_memory_order<2>(from.shape(), {into.strides(), from.strides()}))) return transpose<U>(name, from, into, *t);
     if (interleave<U, U>(name, from, into)) return;
     map<U, U>(name, Convert<U, U>{}, from.shape(), {place(into), place(from)});
   });

@@ -1,6 +1,9 @@
-// Pooling on CUDA: a thread for each element of the result, transposes too, which gather what reaches an element in a fixed
-// order instead of adding atomically.
+// Pooling on CUDA: a thread for each element of the result, or each square of 2 x 2, transposes too, which gather what reaches an element in a
+// fixed order instead of adding atomically. What instructions a thread needs, and not memory, bounds these kernels.
 #include "halftone/ops/pool.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "halftone/cuda/all.h"
 #include "halftone/cuda/numeric.cuh"
@@ -15,24 +18,28 @@ constexpr int threads = 256;
 // Planes of three dimensions, one after the other or, with channels last, element by element side by side. A thread takes n
 // neighbours: one element, or those of n channels in one place.
 constexpr int channel_pack = 8;
-struct Plane { int64_t first, step; };  // its elements in memory: first + i * step
+struct Plane {
+  int64_t group, channel, step;  // planes that lie side by side; which of them; and how many, the step from element to element
+  // Where it begins in memory if planes have so many elements.
+  __device__ int64_t first(int64_t pixels) const { return group * pixels * step + channel; }
+};
 struct Places {
-  FastDivisor size[3];
-  Divisor channels;  // side by side: 1, or all of an image
-  Places(const int32_t (&s)[3], const Tensor& t) : channels(t.is_contiguous() ? 1 : t.size(1)) {
-    for (int d = 0; d < 3; ++d) size[d] = FastDivisor(static_cast<uint32_t>(s[d]));
+  Divisor size[3], packs;  // of channels side by side
+  int n;
+  Places(const int32_t (&s)[3], const Tensor& t, int together) : packs(t.is_contiguous() ? 1 : t.size(1) / together), n(together) {
+    for (int d = 0; d < 3; ++d) size[d] = Divisor(s[d]);
   }
-  // Where element i (in memory) is within its plane; and the same plane of a tensor with `pixels` elements in each.
-  __device__ Plane locate(int64_t i, int32_t (&at)[3], int64_t pixels) const {
-    const int64_t group = channels.divide(i), channel = i - group * channels.divisor;
-    i = group;
+  // Where pack i (in memory) is within its planes.
+  __device__ Plane locate(int64_t i, int32_t (&at)[3]) const {
+    const int64_t pixel = packs.divide(i), channel = (i - pixel * packs.divisor) * n;
+    i = pixel;
 #pragma unroll
     for (int d = 2; d >= 0; --d) {
-      const int64_t rest = i >> 31 == 0 ? size[d].divide(static_cast<uint32_t>(i)) : i / size[d].divisor;
+      const int64_t rest = size[d].divide(i);
       at[d] = static_cast<int32_t>(i - rest * size[d].divisor);
       i = rest;
     }
-    return {i * pixels * channels.divisor + channel, channels.divisor};
+    return {i, channel, packs.divisor * n};
   }
 };
 
@@ -74,56 +81,97 @@ struct CloseWindows {
     for (int d = 0; d < 3; ++d) stride[d] = FastDivisor(static_cast<uint32_t>(q.stride[d]));
   }
   static bool fit(const PoolGeometry& q) { return !q.adaptive && q.dilation[0] == 1 && q.dilation[1] == 1 && q.dilation[2] == 1; }
+  // The windows along a dimension that hold one of elements i to j: from first to below last.
+  struct Range { int32_t first, last; };
+  __device__ Range hold(const PoolGeometry& q, int d, int32_t i, int32_t j) const {
+    const int32_t before = i + q.padding[d] - q.kernel[d];  // the last place whose window ends before element i
+    return {before < 0 ? 0 : static_cast<int32_t>(stride[d].divide(static_cast<uint32_t>(before))) + 1,
+            min(q.out[d], static_cast<int32_t>(stride[d].divide(static_cast<uint32_t>(j + q.padding[d]))) + 1)};
+  }
   template <class F> __device__ void each(const PoolGeometry& q, const int32_t (&at)[3], F f) const {
-    int32_t padded[3], first[3], last[3];
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      padded[d] = at[d] + q.padding[d];
-      const int32_t before = padded[d] - q.kernel[d];  // the last place whose window ends before the element
-      first[d] = before < 0 ? 0 : static_cast<int32_t>(stride[d].divide(static_cast<uint32_t>(before))) + 1;
-      last[d] = min(q.out[d], static_cast<int32_t>(stride[d].divide(static_cast<uint32_t>(padded[d]))) + 1);
-    }
-    for (int32_t a = first[0]; a < last[0]; ++a)
-      for (int32_t b = first[1]; b < last[1]; ++b) {
-        const int32_t row = ((padded[0] - a * q.stride[0]) * q.kernel[1] + padded[1] - b * q.stride[1]) * q.kernel[2] + padded[2];
-        for (int32_t c = first[2]; c < last[2]; ++c) f((int64_t{a} * q.out[1] + b) * q.out[2] + c, row - c * q.stride[2]);
+    const Range u = hold(q, 0, at[0], at[0]), v = hold(q, 1, at[1], at[1]), w = hold(q, 2, at[2], at[2]);
+    for (int32_t a = u.first; a < u.last; ++a)
+      for (int32_t b = v.first; b < v.last; ++b) {
+        const int32_t row = ((at[0] + q.padding[0] - a * q.stride[0]) * q.kernel[1] + at[1] + q.padding[1] - b * q.stride[1]) * q.kernel[2];
+        for (int32_t c = w.first; c < w.last; ++c) f((int64_t{a} * q.out[1] + b) * q.out[2] + c, row + at[2] + q.padding[2] - c * q.stride[2]);
       }
   }
+};
+
+// The largest element of each of n windows so far, and its number in it. A NaN is larger than any number, and the first of equal ones stays.
+template <int n, class T, class N> struct Largest {
+  compute_t<T> best[n];
+  int32_t numbers[n];
+  __device__ Largest() {
+#pragma unroll
+    for (int c = 0; c < n; ++c) {
+      best[c] = reduce::Argmax::start<compute_t<T>>().value;
+      numbers[c] = -1;
+    }
+  }
+  __device__ void take(const Pack<T, n>& values, int32_t tap) {
+#pragma unroll
+    for (int c = 0; c < n; ++c) {
+      const auto value = to<compute_t<T>>(values.v[c]);
+      if (best[c] != best[c] || (numbers[c] >= 0 && !(value > best[c]) && value == value)) continue;
+      best[c] = value;
+      numbers[c] = tap;
+    }
+  }
+  __device__ T value(int c) const { return to<T>(best[c]); }
+  __device__ int32_t number(int c) const { return numbers[c]; }
+};
+// Elements of 16 bits two at a time, as they lie in memory, and numbers that fit a byte as well.
+template <int n, class T> requires(is_16bit<T> && n % 2 == 0) struct Largest<n, T, uint8_t> {
+  using Two = std::conditional_t<std::same_as<T, half>, __half2, __nv_bfloat162>;
+  struct Words { uint32_t v[n / 2]; };
+  Words best, numbers;
+  bool empty = true;
+  __device__ Largest() {
+#pragma unroll
+    for (int c = 0; c < n / 2; ++c) {
+      best.v[c] = to<T>(reduce::Argmax::start<float>().value).bits * 0x10001u;
+      numbers.v[c] = ~0u;
+    }
+  }
+  __device__ void take(const Pack<T, n>& values, int32_t tap) {
+    const auto words = bit_cast<Words>(values);
+    const uint32_t all = empty ? ~0u : 0u, here = static_cast<uint32_t>(tap) * 0x10001u;
+#pragma unroll
+    for (int c = 0; c < n / 2; ++c) {
+      const auto &value = reinterpret_cast<const Two&>(words.v[c]), &largest = reinterpret_cast<const Two&>(best.v[c]);
+      const uint32_t larger = (__hgtu2_mask(value, largest) & __heq2_mask(largest, largest)) | all;  // u: or one of them is NaN
+      best.v[c] = (words.v[c] & larger) | (best.v[c] & ~larger);
+      numbers.v[c] = (here & larger) | (numbers.v[c] & ~larger);
+    }
+    empty = false;
+  }
+  __device__ T value(int c) const {
+    T v;
+    v.bits = static_cast<uint16_t>(best.v[c / 2] >> c % 2 * 16);
+    return v;
+  }
+  __device__ uint8_t number(int c) const { return static_cast<uint8_t>(numbers.v[c / 2] >> c % 2 * 16); }
 };
 
 template <int n, class T, class N>
 __global__ void __launch_bounds__(threads) max_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y, N* chosen) {
   wait_for_previous();
-  using C = compute_t<T>;
   for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
     int32_t at[3];
-    const Plane plane = places.locate(o * n, at, q.pixels());
-    C best[n];
-    Pack<int32_t, n> taps;
-#pragma unroll
-    for (int c = 0; c < n; ++c) {
-      best[c] = reduce::Argmax::start<C>().value;
-      taps.v[c] = -1;
-    }
-    each_element(q, at, [&](int64_t i, int32_t tap) {
-      const auto values = load_pack<n>(x + plane.first + i * plane.step);
-#pragma unroll
-      for (int c = 0; c < n; ++c) {
-        const C value = to<C>(values.v[c]);
-        if (best[c] != best[c] || (taps.v[c] >= 0 && !(value > best[c]) && value == value)) continue;
-        best[c] = value;
-        taps.v[c] = tap;
-      }
-    });
+    const Plane plane = places.locate(o, at);
+    const int64_t first = plane.first(q.pixels());
+    Largest<n, T, N> largest;
+    each_element(q, at, [&](int64_t i, int32_t tap) { largest.take(load_pack<n>(x + first + i * plane.step), tap); });
     Pack<T, n> out;
-#pragma unroll
-    for (int c = 0; c < n; ++c) out.v[c] = to<T>(best[c]);
-    store_pack(y + o * n, out);
-    if (!chosen) continue;
     Pack<N, n> numbers;
 #pragma unroll
-    for (int c = 0; c < n; ++c) numbers.v[c] = static_cast<N>(taps.v[c]);
-    store_pack(chosen + o * n, numbers);
+    for (int c = 0; c < n; ++c) {
+      out.v[c] = largest.value(c);
+      numbers.v[c] = static_cast<N>(largest.number(c));
+    }
+    store_pack(y + o * n, out);
+    if (chosen) store_pack(chosen + o * n, numbers);
   }
 }
 
@@ -133,10 +181,11 @@ __global__ void __launch_bounds__(threads)
   wait_for_previous();
   for (int64_t o = thread_index(); o < count; o += grid_threads()) {
     int32_t at[3];
-    const Plane plane = places.locate(o, at, q.pixels());
+    const Plane plane = places.locate(o, at);
+    const int64_t first = plane.first(q.pixels());
     T value = to<T>(0.f);
     each_element(q, at, [&](int64_t i, int32_t tap) {
-      if (tap == chosen[o]) value = x[plane.first + i * plane.step];
+      if (tap == chosen[o]) value = x[first + i * plane.step];
     });
     y[o] = value;
   }
@@ -149,10 +198,11 @@ __global__ void __launch_bounds__(threads)
   using A = accumulate_t<T>;
   for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
     int32_t at[3];
-    const Plane plane = places.locate(e * n, at, q.positions());
+    const Plane plane = places.locate(e, at);
+    const int64_t first = plane.first(q.positions());
     A sum[n] = {};
     auto add = [&](int64_t o, int32_t tap, int64_t = 1) {
-      const int64_t from = plane.first + o * plane.step;
+      const int64_t from = first + o * plane.step;
       const auto taps = load_pack<n>(chosen + from);
       const auto values = load_pack<n>(g + from);
 #pragma unroll
@@ -167,16 +217,58 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// The same for squares of 2 x 2 elements whose windows are close: what comes from a window is read once.
+template <int n, class T, class N>
+__global__ void __launch_bounds__(threads)
+    max_pool_scatter_squares(const PoolGeometry q, const CloseWindows windows, const Places squares, const int64_t packs, const T* g, const N* chosen, T* x) {
+  wait_for_previous();
+  using A = accumulate_t<T>;
+  for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
+    int32_t at[3];
+    const Plane plane = squares.locate(e, at);
+    const int32_t row = 2 * at[1], column = 2 * at[2], last_row = min(row + 1, q.in[1] - 1), last_column = min(column + 1, q.in[2] - 1);
+    const auto u = windows.hold(q, 0, at[0], at[0]), v = windows.hold(q, 1, row, last_row), w = windows.hold(q, 2, column, last_column);
+    const int64_t from = plane.first(q.positions());
+    A sum[4][n] = {};
+    for (int32_t a = u.first; a < u.last; ++a)
+      for (int32_t b = v.first; b < v.last; ++b)
+        for (int32_t c = w.first; c < w.last; ++c) {
+          const int64_t o = from + ((int64_t{a} * q.out[1] + b) * q.out[2] + c) * plane.step;
+          const auto taps = load_pack<n>(chosen + o);
+          const auto values = load_pack<n>(g + o);
+          const int32_t depth = at[0] + q.padding[0] - a * q.stride[0], down = row + q.padding[1] - b * q.stride[1],
+                        across = column + q.padding[2] - c * q.stride[2];
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            const int32_t i = down + k / 2, j = across + k % 2, tap = (depth * q.kernel[1] + i) * q.kernel[2] + j;
+            if (i < 0 || i >= q.kernel[1] || j < 0 || j >= q.kernel[2]) continue;
+#pragma unroll
+            for (int m = 0; m < n; ++m) if (taps.v[m] == tap) sum[k][m] += to<A>(values.v[m]);
+          }
+        }
+    const int64_t into = plane.first(q.pixels());
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (row + k / 2 > last_row || column + k % 2 > last_column) continue;
+      Pack<T, n> out;
+#pragma unroll
+      for (int m = 0; m < n; ++m) out.v[m] = to<T>(sum[k][m]);
+      store_pack(x + into + ((int64_t{at[0]} * q.in[1] + row + k / 2) * q.in[2] + column + k % 2) * plane.step, out);
+    }
+  }
+}
+
 template <int n, class T>
 __global__ void __launch_bounds__(threads) avg_pool_kernel(const PoolGeometry q, const Places places, const int64_t packs, const T* x, T* y) {
   wait_for_previous();
   using A = accumulate_t<T>;
   for (int64_t o = thread_index(); o < packs; o += grid_threads()) {
     int32_t at[3];
-    const Plane plane = places.locate(o * n, at, q.pixels());
+    const Plane plane = places.locate(o, at);
+    const int64_t first = plane.first(q.pixels());
     A sum[n] = {};
     each_element(q, at, [&](int64_t i, int32_t) {
-      const auto values = load_pack<n>(x + plane.first + i * plane.step);
+      const auto values = load_pack<n>(x + first + i * plane.step);
 #pragma unroll
       for (int c = 0; c < n; ++c) sum[c] += to<A>(values.v[c]);
     });
@@ -194,10 +286,11 @@ __global__ void __launch_bounds__(threads) avg_pool_input_kernel(const PoolGeome
   using A = accumulate_t<T>;
   for (int64_t e = thread_index(); e < packs; e += grid_threads()) {
     int32_t at[3];
-    const Plane plane = places.locate(e * n, at, q.positions());
+    const Plane plane = places.locate(e, at);
+    const int64_t first = plane.first(q.positions());
     A sum[n] = {};
     each_window(q, at, [&](int64_t o, int32_t, int64_t count) {
-      const auto values = load_pack<n>(g + plane.first + o * plane.step);
+      const auto values = load_pack<n>(g + first + o * plane.step);
 #pragma unroll
       for (int c = 0; c < n; ++c) sum[c] += to<A>(values.v[c]) / static_cast<A>(count);
     });
@@ -236,7 +329,7 @@ void run_max_pool(const Call& c, std::span<Tensor> out) {
     in_packs(y, {&x}, [&]<int n>(std::integral_constant<int, n>) {
       const int64_t packs = y.numel() / n;
       auto run = [&]<class N>(N* chosen) {
-        launch("max_pool", max_pool_kernel<n, T, N>, blocks_for(packs), threads, q, Places(q.out, y), packs, x.data<T>(), y.data<T>(), chosen);
+        launch("max_pool", max_pool_kernel<n, T, N>, blocks_for(packs), threads, q, Places(q.out, y, n), packs, x.data<T>(), y.data<T>(), chosen);
       };
       if (out.size() > 1) visit_numbers(out[1], run);
       else run(static_cast<uint8_t*>(nullptr));
@@ -247,7 +340,7 @@ void run_max_pool_gather(const Call& c, std::span<Tensor> out) {
   const Tensor &y = out[0], x = like(c.in[0], y), chosen = like(c.in[1], y);
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
     visit_numbers(chosen, [&]<class N>(const N* numbers) {
-      launch("max_pool_gather", max_pool_gather_kernel<T, N>, blocks_for(y.numel()), threads, q, Places(q.out, y), y.numel(), x.data<T>(), numbers,
+      launch("max_pool_gather", max_pool_gather_kernel<T, N>, blocks_for(y.numel()), threads, q, Places(q.out, y, 1), y.numel(), x.data<T>(), numbers,
              y.data<T>());
     });
   });
@@ -258,8 +351,15 @@ void run_max_pool_scatter(const Call& c, std::span<Tensor> out) {
     in_packs(x, {&g, &chosen}, [&]<int n>(std::integral_constant<int, n>) {
       const int64_t packs = x.numel() / n;
       visit_numbers(chosen, [&]<class N>(const N* numbers) {
-        auto kernel = CloseWindows::fit(q) ? max_pool_scatter_kernel<n, true, T, N> : max_pool_scatter_kernel<n, false, T, N>;
-        launch("max_pool_scatter", kernel, blocks_for(packs), threads, q, CloseWindows(q), Places(q.in, x), packs, g.data<T>(), numbers, x.data<T>());
+        auto run = [&](auto kernel, const Places& places, int64_t count) {
+          launch("max_pool_scatter", kernel, blocks_for(count), threads, q, CloseWindows(q), places, count, g.data<T>(), numbers, x.data<T>());
+        };
+        if (!CloseWindows::fit(q)) return run(max_pool_scatter_kernel<n, false, T, N>, Places(q.in, x, n), packs);
+        if constexpr (n == 1) run(max_pool_scatter_kernel<n, true, T, N>, Places(q.in, x, n), packs);
+        else {
+          const int32_t squares[] = {q.in[0], (q.in[1] + 1) / 2, (q.in[2] + 1) / 2};
+          run(max_pool_scatter_squares<n, T, N>, Places(squares, x, n), q.planes * squares[0] * squares[1] * squares[2] / n);
+        }
       });
     });
   });
@@ -269,7 +369,7 @@ void run_avg_pool(const Call& c, std::span<Tensor> out) {
   dispatch(c, y, false, [&]<class T>(Type<T>, const PoolGeometry& q) {
     in_packs(y, {&x}, [&]<int n>(std::integral_constant<int, n>) {
       const int64_t packs = y.numel() / n;
-      launch("avg_pool", avg_pool_kernel<n, T>, blocks_for(packs), threads, q, Places(q.out, y), packs, x.data<T>(), y.data<T>());
+      launch("avg_pool", avg_pool_kernel<n, T>, blocks_for(packs), threads, q, Places(q.out, y, n), packs, x.data<T>(), y.data<T>());
     });
   });
 }
@@ -278,7 +378,7 @@ void run_avg_pool_input(const Call& c, std::span<Tensor> out) {
   dispatch(c, x, true, [&]<class T>(Type<T>, const PoolGeometry& q) {
     in_packs(x, {&g}, [&]<int n>(std::integral_constant<int, n>) {
       const int64_t packs = x.numel() / n;
-      launch("avg_pool_input", avg_pool_input_kernel<n, T>, blocks_for(packs), threads, q, Places(q.in, x), packs, g.data<T>(), x.data<T>());
+      launch("avg_pool_input", avg_pool_input_kernel<n, T>, blocks_for(packs), threads, q, Places(q.in, x, n), packs, g.data<T>(), x.data<T>());
     });
   });
 }

@@ -340,7 +340,8 @@ TEST_CASE("copies that transpose") {
     for (auto& [shape, order] : std::vector<std::pair<Shape, Shape>>{
          {{70, 133}, {1, 0}}, {{3, 65, 40}, {0, 2, 1}}, {{65, 3, 40}, {1, 2, 0}}, {{33, 20, 35}, {2, 0, 1}},
          {{2, 3, 17, 19}, {0, 2, 3, 1}}, {{1, 64, 64}, {0, 2, 1}}, {{64, 33, 3, 3}, {0, 2, 3, 1}}, {{64, 3, 3, 33}, {0, 3, 1, 2}},
-         {{5, 130, 7}, {0, 2, 1}}, {{5, 7, 130}, {0, 2, 1}}, {{300, 9}, {1, 0}}, {{9, 300}, {1, 0}}, {{2, 16, 15}, {0, 2, 1}}}) {
+         {{5, 130, 7}, {0, 2, 1}}, {{5, 7, 130}, {0, 2, 1}}, {{300, 9}, {1, 0}}, {{9, 300}, {1, 0}}, {{2, 16, 15}, {0, 2, 1}},
+         {{3, 64, 144}, {0, 2, 1}}, {{3, 144, 64}, {0, 2, 1}}, {{2, 66, 130}, {0, 2, 1}}, {{130, 2, 18}, {1, 2, 0}}}) {
       INFO(name(t) << ' ' << str(shape));
       compare(drawn(5, shape, t), {}, [&](const Tensor& x) { return x.permute(order).clone(); });
       compare(drawn(5, shape, t), {}, [&](const Tensor& x) {
@@ -712,6 +713,33 @@ TEST_CASE("convolutions of the shapes that networks have") {
       bound.absolute = epsilon(t == DType::f64 ? t : DType::f32) * 4 * static_cast<double>(g.numel() / ws[0]);
       both({x, g}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1], {ws[2], ws[3]}, o); });
       both({x, g.permute({0, 2, 3, 1}).clone()}, [&](const Tensors& in) { return conv2d_weight(in[0], in[1].permute({0, 3, 1, 2}), {ws[2], ws[3]}, o); });
+    }
+}
+
+TEST_CASE("pools of images with channels last") {
+  NEEDS_CUDA();
+  auto turned = [](const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); };
+  struct Case { Shape x; Size2 kernel; MaxPool2dOptions o; };
+  for (auto& [shape, kernel, o] : std::vector<Case>{{{2, 16, 12, 12}, 2, {}},
+                                                    {{3, 8, 13, 11}, 2, {.ceil_mode = true}},
+                                                    {{2, 24, 15, 14}, 3, {.stride = 2, .padding = 1}},
+                                                    {{1, 64, 9, 7}, 3, {.stride = 1, .padding = 1}},
+                                                    {{2, 8, 17, 16}, {2, 5}, {.stride = Size2{3, 2}, .padding = {1, 2}}},
+                                                    {{2, 8, 20, 1}, {4, 1}, {.stride = 1}},
+                                                    {{2, 40, 18, 19}, 3, {.stride = 2, .padding = 1, .dilation = 2}},
+                                                    {{1, 8, 40, 40}, 16, {.stride = 9, .padding = 8}}})
+    for (DType t : floating_dtypes) {
+      INFO(name(t) << ' ' << str(shape) << ", kernel " << kernel.h << " x " << kernel.w);
+      Tensor x = turned(round(drawn(31, shape, DType::f32, -1, 1) * 4).to(t));  // many are equal: the first counts
+      x = where(gt(drawn(32, shape, DType::f32, -1, 1), 0.97), std::nan(""), x);
+      auto run = [&](const Tensor& on) {
+        Tensor in = on.detach().requires_grad_(), y = max_pool2d(in, kernel, o), g = turned(drawn(33, y.shape(), t, -1, 1).to(on.device()));
+        return std::pair{y.detach(), grad({(y * g).sum()}, {in})[0]};
+      };
+      auto [y, g] = run(x);
+      auto [y_gpu, g_gpu] = run(turned(x.to(gpu)));
+      check_same(y, y_gpu);
+      check_same(g, g_gpu, {.ulps = 4, .absolute = epsilon(t == DType::f64 ? t : DType::f32) * 4});
     }
 }
 
