@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "halftone/cuda/capture_inputs.h"
 #include "halftone/cuda/device_state.h"
 #include "halftone/cuda/recording.h"
 #include "halftone/cuda/stream.h"
@@ -35,15 +36,10 @@ class CaptureScope {
   }
   CaptureScope(const CaptureScope&) = delete;
 
-  cudaGraphExec_t finish() {
-    cudaGraph_t graph = nullptr;
+  void finish(cudaGraph_t& graph, cudaGraphExec_t& executable) {
     open_ = false;
     check(cudaStreamEndCapture(side_, &graph), "capture");
-    cudaGraphExec_t made = nullptr;
-    cudaError_t status = cudaGraphInstantiate(&made, graph, 0);
-    cudaGraphDestroy(graph);
-    check(status, "instantiate the captured step");
-    return made;
+    check(cudaGraphInstantiate(&executable, graph, 0), "instantiate the captured step");
   }
 
  private:
@@ -59,7 +55,10 @@ class Graph {
   Graph(int device, std::span<const Tensor> inputs, const CapturePlan::Step& step, const Stream& side)
       : allocator_(allocator(device)), pool_(allocator_.make_pool()), recording_(allocator_, pool_) {
     try {
-      for (auto& t : inputs) inputs_.push_back(Tensor::empty(Meta(t.shape(), t.dtype(), Device::cuda(device))));
+      for (auto& t : inputs) {
+        inputs_.push_back(Tensor::empty(Meta(t.shape(), t.dtype(), Device::cuda(device))));
+        if (InputKernel::takes(t)) small_.push_back(inputs_.back());
+      }
       record(step, side);
     } catch (...) {
       close();
@@ -77,7 +76,7 @@ class Graph {
     if (!first && here.stream != last_.stream) backend(DeviceType::cuda).order(last_, here);
     last_ = here;
     if (!first) recording_.refresh();
-    for (size_t i = 0; i < inputs.size(); ++i) feed(inputs[i], inputs_[i]);
+    feed(inputs);
     for (auto& weak : results_) if (auto s = weak.lock()) s->expire(overwritten);
     check(cudaGraphLaunch(executable_, stream()), "replay a captured step");
     if (!first) recording_.replayed();
@@ -88,11 +87,13 @@ class Graph {
   void record(const CapturePlan::Step& step, const Stream& side) {
     try {
       CaptureScope scope(recording_, side, pool_);
+      if (!small_.empty()) input_kernel_.record(small_, small_);
       for (auto& t : step(inputs_)) outputs_.push_back(t.defined() && graphs_own(t) ? t.detach() : t);
       for (size_t i = 0; i < inputs_.size(); ++i)
         HT_CHECK(!recording_.writes(*inputs_[i].storage()), "capture: the step changes its input ", i,
                  " in place, which a replay would do to a copy; capture that tensor by reference instead");
-      executable_ = scope.finish();
+      scope.finish(graph_, executable_);
+      if (!small_.empty()) input_kernel_.find_in(graph_);
       recording_.finish();
     } catch (const Error& e) {
       recording_.abandon();
@@ -107,16 +108,28 @@ class Graph {
   void close() noexcept {
     outputs_.clear();
     if (executable_) cudaGraphExecDestroy(executable_);
+    if (graph_) cudaGraphDestroy(graph_);
     allocator_.retire(pool_);
   }
 
-  static void feed(const Tensor& from, const Tensor& to) {
-    if (from.storage() == to.storage() || from.numel() == 0) return;
+  // Brings inputs to where the graph reads them, or tells its first kernel where they are.
+  void feed(std::span<const Tensor> inputs) {
     LayerScope kernels_only(0);
-    int64_t bytes = from.numel() * static_cast<int64_t>(size_of(from.dtype()));
-    if (!from.is_contiguous()) Tensor(to).copy_(from);
-    else backend(DeviceType::cuda).copy(to.raw_data(), to.device(), from.raw_data(), from.device(), bytes);
-    to.bump_version();
+    Tensors small;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor &from = inputs[i], &to = inputs_[i];
+      const bool by_kernel = InputKernel::takes(from), same = from.storage() == to.storage() || from.numel() == 0;
+      if (by_kernel && from.device() == to.device() && from.is_contiguous()) small.push_back(from);
+      else {
+        if (by_kernel) small.push_back(to);
+        if (!same && from.is_contiguous())
+          backend(DeviceType::cuda).copy(to.raw_data(), to.device(), from.raw_data(), from.device(),
+                                         from.numel() * static_cast<int64_t>(size_of(from.dtype())));
+        else if (!same) Tensor(to).copy_(from);
+      }
+      if (!same) to.bump_version();
+    }
+    if (!small.empty()) input_kernel_.follow(executable_, small);
   }
 
   bool graphs_own(const Tensor& t) const {
@@ -148,6 +161,9 @@ class Graph {
   Allocator::Pool* pool_;
   Recording recording_;
   Tensors inputs_, outputs_;
+  Tensors small_;  // those inputs that the first kernel takes
+  InputKernel input_kernel_;
+  cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
   std::vector<std::weak_ptr<Storage>> results_;
   Backend::Queue last_{nullptr, 0};  // where it was launched last: two launches share its memory

@@ -369,6 +369,26 @@ TEST_CASE("a replay takes new inputs, of each shape and from any device") {
   CHECK(f.replays() == 6);
 }
 
+TEST_CASE("inputs may lie anywhere in each replay") {
+  NEEDS_GPUS(1);
+  auto step = capture([](const Tensor& bytes, const Tensor& x, const Tensor& large, const Tensor& none) {
+    return std::tuple{bytes + 1, x * 2, large - 1, none.to(DType::f32)};
+  });
+  manual_seed(5);
+  for (int64_t round = 0; round < 8; ++round) {
+    INFO("round " << round);
+    Tensor store = randint(0, 200, {4000}, {.dtype = DType::u8, .device = gpu}), large = randn({2, 1 << 20}, {.device = gpu});
+    Tensor x = randn({40, 30}, {.device = round == 6 ? Device::cpu() : gpu});
+    Tensor bytes = store.slice(0, round * 5, round * 5 + 3001), turned = round == 4 ? x : x.t().contiguous().t();
+    auto [a, b, c, d] = step(bytes, turned, large, zeros({0, 3}, {.device = gpu}));
+    CHECK(values(a) == values(bytes + 1));
+    CHECK(values(b) == values(x.to(gpu) * 2));
+    CHECK(values(c) == values(large - 1));
+    CHECK(d.shape() == Shape{0, 3});
+  }
+  CHECK(step.replays() >= 5);
+}
+
 TEST_CASE("results are good until the next replay") {
   NEEDS_GPUS(1);
   auto f = capture([](const Tensor& x) { return std::pair{x * 2, x + 1}; }, {.warmup = 0});
