@@ -287,7 +287,7 @@ Advice advise(const std::vector<Tensor>& parameters, const std::vector<Tensor>& 
         Autocast region({.dtype = kinds[k].dtype, .enabled = kinds[k].dtype.has_value()});
         value = loss();
       }
-      (scaled ? value.to(DType::f32) * scale : value).backward();
+      (scaled ? value * scale : value).backward();
       backend(device.type).synchronize(device.index);
       double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
       if (round > 0) {

@@ -22,9 +22,7 @@ void write_state(const Tensor& t, uint64_t seed) {
   int64_t values[2] = {static_cast<int64_t>(seed), 0};
   if (t.device().type == DeviceType::cpu) {  // whose draws on other threads go on meanwhile
     for (int i : {0, 1}) std::atomic_ref(t.data<int64_t>()[i]).store(values[i], std::memory_order_relaxed);
-    return t.bump_version();
-  }
-  backend(t.device().type).copy(t.raw_data(), t.device(), values, Device::cpu(), sizeof values);
+  } else backend(t.device().type).copy(t.raw_data(), t.device(), values, Device::cpu(), sizeof values);
   t.bump_version();
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "halftone/core/backend.h"
 #include "halftone/ops/all.h"
@@ -204,12 +203,8 @@ Tensor ones_like(const Tensor& x) { return ones(x.shape(), x.options()); }
 Tensor arange(Size n, const TensorOptions& o) {
   HT_CHECK(n >= 0, "arange: expected a size of 0 or more, got ", n.value);
   DType dtype = o.dtype.value_or(DType::i64);
-  if (o.device.type == DeviceType::cpu) {
-    std::vector<int64_t> v(static_cast<size_t>(n.value));
-    std::iota(v.begin(), v.end(), 0);
-    return tensor(v, {.dtype = dtype, .requires_grad = o.requires_grad});
-  }
-  NoGrad off;  // counted on the device: nothing to wait for, and legal while a step is captured
+  NoGrad off;
+  // Counted on the device: nothing to wait for, and legal while a step is captured.
   Tensor t = cast(cumsum(ones({n.value}, {.dtype = DType::i64, .device = o.device}), 0) - 1, dtype);
   return t.requires_grad_(o.requires_grad);
 }

@@ -66,7 +66,7 @@ EMA::EMA(Optimizer& opt, EMAOptions o) : state_(start(opt)) {
     follow(*a);
     Tensor share = full({}, 1 - o.decay, {.dtype = DType::f64, .device = a->count.device()});
     if (o.warmup) {
-      a->count.add_(found_inf.defined() ? eq(found_inf, 0).to(DType::f64) : ones_like(a->count));
+      a->count.add_(found_inf.defined() ? eq(found_inf, 0) : ones_like(a->count));
       share = maximum(share, 1 - (a->count + 1) / (a->count + 10));
     }
     approach(a->values, a->params, share, found_inf);

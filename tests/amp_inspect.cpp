@@ -200,11 +200,11 @@ TEST_CASE("advice about precision: measured, with a reason, and nothing changed"
   CHECK_THAT(text.str(), Contains("recommended: " + a.recommended + ", because "));
 }
 
-TEST_CASE("advise scales a 16-bit loss in f32") {
+TEST_CASE("advise takes a 16-bit loss whose scaled value is beyond f16") {
   manual_seed(6);
   Net net = net_of(3);
   const Tensor x = randn({1, 6});
-  for (auto& r : amp::advise(net, [&] { return net(x).slice(1, 0, 1).view({}) + 40; }, 32768).rows) {  // times the scale it is beyond f16
+  for (auto& r : amp::advise(net, [&] { return net(x).slice(1, 0, 1).view({}) + 40; }, 32768).rows) {
     INFO(r.precision);
     CHECK(r.finite);
     CHECK(r.gradient_error < .1);

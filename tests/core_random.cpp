@@ -57,6 +57,15 @@ TEST_CASE("draws do not overlap, and leave off where they end") {
   CHECK(all.size() > 490);
 }
 
+TEST_CASE("to seed a generator is to write to its state") {
+  Generator g(3);
+  const Tensor state = g.state(Device::cpu());
+  const uint64_t before = state.version();
+  g.seed(4);
+  CHECK(state.version() > before);
+  CHECK(state.to_vector<int64_t>() == std::vector<int64_t>{4, 0});
+}
+
 TEST_CASE("a thread may have a generator of its own") {
   manual_seed(12);
   auto a = of(rand({4}));

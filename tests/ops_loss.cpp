@@ -436,6 +436,15 @@ TEST_CASE("ctc_loss of a batch: lengths, reductions, infinite losses, long input
   for (double g : values(x.grad())) CHECK(std::isfinite(g));
   for (double g : values(x.grad().slice(1, 2, 3))) CHECK(g == 0);
   for (double g : values(x.grad().slice(1, 1, 2).slice(0, 4, 6))) CHECK(g == 0);
+  // What an item does not reach is impossible: a tape holds the same bits every time.
+  Call recorded{.op = &op::ctc_loss, .in = {x.detach(), targets, in, out}, .attrs = Attrs::of(int64_t{0}), .out = {}, .recording = true};
+  Tensor beginnings = dispatch(recorded)[1];
+  REQUIRE(beginnings.shape() == Shape{3, 6, 7});
+  for (int64_t n = 0; n < 3; ++n) {
+    const int64_t steps = in.to_vector<int64_t>()[static_cast<size_t>(n)], states = 2 * out.to_vector<int64_t>()[static_cast<size_t>(n)] + 1;
+    for (double b : values(beginnings.select(0, n).slice(0, steps, 6))) CHECK(b == -inf);
+    for (double b : values(beginnings.select(0, n).slice(1, states, 7))) CHECK(b == -inf);
+  }
   // Products of a thousand probabilities leave every float's range; their logarithms do not.
   Tensor flat = full({1000, 1, 50}, -std::log(50.0)), one = ones({1, 20}, {.dtype = DType::i64}) + arange(20);
   CHECK(std::isfinite(ctc_loss(flat, one, tensor<int64_t>({1000}), tensor<int64_t>({20})).item()));
