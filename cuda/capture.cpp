@@ -1,6 +1,6 @@
-// Captured steps: per kind of input some eager calls, then one that is recorded into a graph, then replays. A graph
-// reads its inputs at fixed addresses, works in a pool of its own and hands out results that are good until its next
-// replay.
+// Captured steps: per kind of input some eager calls, then one that is recorded into a graph, then replays. A step's kernels
+// read copies of its inputs at fixed addresses, which are made before the launch or by the graph's first kernel. A graph works in a pool
+// of its own and hands out results that are good until its next replay.
 #include "halftone/cuda/capture.h"
 
 #include <map>
@@ -57,7 +57,8 @@ class Graph {
     try {
       for (auto& t : inputs) {
         inputs_.push_back(Tensor::empty(Meta(t.shape(), t.dtype(), Device::cuda(device))));
-        if (InputKernel::takes(t)) small_.push_back(inputs_.back());
+        small_.push_back(input_kernel_.takes(t));
+        if (small_.back()) input_kernel_.add(inputs_.back());
       }
       record(step, side);
     } catch (...) {
@@ -76,7 +77,7 @@ class Graph {
     if (!first && here.stream != last_.stream) backend(DeviceType::cuda).order(last_, here);
     last_ = here;
     if (!first) recording_.refresh();
-    feed(inputs);
+    const Tensors read = feed(inputs);  // until it is queued
     for (auto& weak : results_) if (auto s = weak.lock()) s->expire(overwritten);
     check(cudaGraphLaunch(executable_, stream()), "replay a captured step");
     if (!first) recording_.replayed();
@@ -87,13 +88,12 @@ class Graph {
   void record(const CapturePlan::Step& step, const Stream& side) {
     try {
       CaptureScope scope(recording_, side, pool_);
-      if (!small_.empty()) input_kernel_.record(small_, small_);
+      if (!input_kernel_.empty()) input_kernel_.record();
       for (auto& t : step(inputs_)) outputs_.push_back(t.defined() && graphs_own(t) ? t.detach() : t);
       for (size_t i = 0; i < inputs_.size(); ++i)
         HT_CHECK(!recording_.writes(*inputs_[i].storage()), "capture: the step changes its input ", i,
                  " in place, which a replay would do to a copy; capture that tensor by reference instead");
       scope.finish(graph_, executable_);
-      if (!small_.empty()) input_kernel_.find_in(graph_);
       recording_.finish();
     } catch (const Error& e) {
       recording_.abandon();
@@ -112,24 +112,39 @@ class Graph {
     allocator_.retire(pool_);
   }
 
-  // Brings inputs to where the graph reads them, or tells its first kernel where they are.
-  void feed(std::span<const Tensor> inputs) {
+  // Brings inputs to where the graph reads them, or tells its first kernel where they are; gives what that one reads.
+  Tensors feed(std::span<const Tensor> inputs) {
     LayerScope kernels_only(0);
-    Tensors small;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const Tensor &from = inputs[i], &to = inputs_[i];
-      const bool by_kernel = InputKernel::takes(from), same = from.storage() == to.storage() || from.numel() == 0;
-      if (by_kernel && from.device() == to.device() && from.is_contiguous()) small.push_back(from);
+    Tensors from, small;
+    for (size_t i = 0; i < inputs.size(); ++i) from.push_back(overwritten_by_others(inputs[i], i) ? inputs[i].clone() : inputs[i]);
+    for (size_t i = 0; i < from.size(); ++i) {
+      const Tensor &x = from[i], &to = inputs_[i];
+      if (small_[i] && x.device() == to.device() && x.is_contiguous()) small.push_back(x);
       else {
-        if (by_kernel) small.push_back(to);
-        if (!same && from.is_contiguous())
-          backend(DeviceType::cuda).copy(to.raw_data(), to.device(), from.raw_data(), from.device(),
-                                         from.numel() * static_cast<int64_t>(size_of(from.dtype())));
-        else if (!same) Tensor(to).copy_(from);
+        if (small_[i]) small.push_back(to);
+        bring(x, to);
       }
-      if (!same) to.bump_version();
+      if (x.storage() != to.storage() && x.numel() > 0) to.bump_version();
     }
     if (!small.empty()) input_kernel_.follow(executable_, small);
+    return small;
+  }
+  static void bring(const Tensor& from, const Tensor& to) {
+    if (from.storage() == to.storage() || from.numel() == 0) return;
+    const int64_t bytes = from.numel() * static_cast<int64_t>(size_of(from.dtype()));
+    if (!from.is_contiguous()) Tensor(to).copy_(from);
+    else backend(DeviceType::cuda).copy(to.raw_data(), to.device(), from.raw_data(), from.device(), bytes);
+  }
+  // Whether input i lies where an input is brought to, as one does that a step has handed out as a result, and not where it belongs.
+  bool overwritten_by_others(const Tensor& x, size_t i) const {
+    if (x.device() != inputs_[i].device() || x.numel() == 0) return false;
+    auto *here = static_cast<const char*>(x.storage()->data());
+    for (auto& t : inputs_) {
+      auto* data = static_cast<const char*>(t.storage()->data());
+      if (here >= data && here < data + t.storage()->bytes())
+        return &t != &inputs_[i] || !x.is_contiguous() || x.raw_data() != t.raw_data();
+    }
+    return false;
   }
 
   bool graphs_own(const Tensor& t) const {
@@ -161,8 +176,8 @@ class Graph {
   Allocator::Pool* pool_;
   Recording recording_;
   Tensors inputs_, outputs_;
-  Tensors small_;  // those inputs that the first kernel takes
   InputKernel input_kernel_;
+  std::vector<bool> small_;  // the inputs that it takes
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
   std::vector<std::weak_ptr<Storage>> results_;

@@ -26,52 +26,61 @@ __global__ void __launch_bounds__(threads) copy_inputs(const Copies copies) {
 }  // namespace
 
 struct InputKernel::Impl {
-  Copies copies;
-  cudaGraphNode_t node = nullptr;
+  Copies copies{};
+  cudaGraphNode_t node = nullptr;  // of the recorded graph, which must live as long as what was made of it
+
+  int blocks() const { return copies.first_block[copies.tensors]; }
 };
 
-InputKernel::InputKernel() : impl_(std::make_unique<Impl>()) {}
+InputKernel::InputKernel() : impl_(std::make_unique<Impl>()) { impl_->copies.chunk = int64_t{16} * threads; }
 InputKernel::~InputKernel() = default;
 
-bool InputKernel::takes(const Tensor& input) {
+bool InputKernel::takes(const Tensor& input) const {
   constexpr size_t most = size_t{4} << 20;
   const size_t bytes = static_cast<size_t>(input.numel()) * size_of(input.dtype());
-  return bytes > 0 && bytes <= most;
+  return bytes > 0 && bytes <= most && impl_->copies.tensors < Copies::capacity;
 }
 
-void InputKernel::record(const Tensors& to, std::span<const Tensor> from) {
+void InputKernel::add(const Tensor& to) {
   Copies& c = impl_->copies;
-  c.chunk = int64_t{16} * threads;
-  c.tensors = static_cast<int>(to.size());
-  HT_CHECK(c.tensors <= Copies::capacity, "capture: expected at most ", Copies::capacity, " inputs, got ", c.tensors);
-  c.first_block[0] = 0;
-  for (size_t i = 0; i < to.size(); ++i) {
-    c.count[i] = to[i].numel() * static_cast<int64_t>(size_of(to[i].dtype()));
-    c.first_block[i + 1] = c.first_block[i] + static_cast<int>(ceil_div(c.count[i], c.chunk));
-    c.data[i][0] = to[i].raw_data();
-    c.data[i][1] = from[i].raw_data();
-  }
-  launch("copy of a captured step's inputs", copy_inputs, c.first_block[c.tensors], threads, c);
+  const int i = c.tensors++;
+  c.count[i] = to.numel() * static_cast<int64_t>(size_of(to.dtype()));
+  c.first_block[i + 1] = c.first_block[i] + static_cast<int>(ceil_div(c.count[i], c.chunk));
+  c.data[i][0] = c.data[i][1] = to.raw_data();
 }
+bool InputKernel::empty() const { return impl_->copies.tensors == 0; }
 
-void InputKernel::find_in(cudaGraph_t graph) {
-  size_t roots = 1;
-  check(cudaGraphGetRootNodes(graph, &impl_->node, &roots), "capture");
-  HT_CHECK(roots == 1, "capture: the graph begins with ", roots, " nodes");
+void InputKernel::record() {
+  launch("copy of a captured step's inputs", copy_inputs, impl_->blocks(), threads, impl_->copies);
+  cudaStreamCaptureStatus status{};
+  const cudaGraphNode_t* last = nullptr;
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const cudaGraphEdgeData* edges = nullptr;
+  check(cudaStreamGetCaptureInfo(stream(), &status, nullptr, nullptr, &last, &edges, &count), "capture");
+#else
+  check(cudaStreamGetCaptureInfo_v2(stream(), &status, nullptr, nullptr, &last, &count), "capture");
+#endif
+  HT_CHECK(count == 1, "capture: the first kernel has ", count, " nodes");
+  impl_->node = last[0];
 }
 
 void InputKernel::follow(cudaGraphExec_t executable, std::span<const Tensor> from) {
-  Copies& c = impl_->copies;
+  Copies next = impl_->copies;
   bool moved = false;
-  for (size_t i = 0; i < from.size(); ++i) moved |= std::exchange(c.data[i][1], from[i].raw_data()) != from[i].raw_data();
+  for (size_t i = 0; i < from.size(); ++i) {
+    void* here = from[i].raw_data();
+    moved |= std::exchange(next.data[i][1], here) != here;
+  }
   if (!moved) return;
-  void* arguments[] = {&c};
+  void* arguments[] = {&next};
   cudaKernelNodeParams p{};
   p.func = reinterpret_cast<void*>(copy_inputs);
-  p.gridDim = dim3(static_cast<unsigned>(c.first_block[c.tensors]));
+  p.gridDim = dim3(static_cast<unsigned>(impl_->blocks()));
   p.blockDim = dim3(threads);
   p.kernelParams = arguments;
   check(cudaGraphExecKernelNodeSetParams(executable, impl_->node, &p), "inputs of a captured step");
+  impl_->copies = next;
 }
 
 }  // namespace halftone::cuda

@@ -16,13 +16,13 @@ class InputKernel {
   ~InputKernel();
   InputKernel(const InputKernel&) = delete;
 
-  // Whether it takes an input of this size; larger ones are left to the driver, which copies as fast.
-  static bool takes(const Tensor& input);
-  // Queues the kernel, before all others of a graph that is being recorded: from[i] to to[i], contiguous and on the current device.
-  void record(const Tensors& to, std::span<const Tensor> from);
-  // The recorded graph, which must live as long as what was made of it.
-  void find_in(cudaGraph_t graph);
-  // What the next launches copy.
+  // Whether it takes one more input, of this size; larger ones are left to the driver, which copies as fast.
+  bool takes(const Tensor& input) const;
+  void add(const Tensor& to);
+  bool empty() const;
+  // Queues the kernel, before all others of a graph that is being recorded.
+  void record();
+  // From where the next launches copy, contiguous and on the device, in the order of add(). When it throws nothing has changed.
   void follow(cudaGraphExec_t executable, std::span<const Tensor> from);
 
  private:

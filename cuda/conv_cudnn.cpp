@@ -233,6 +233,9 @@ void pad_channels(Problem& p) {
   if (p.channels_last && p.q.groups == 1 && p.q.c < together && p.q.taps() >= large) p.q.c = together;
 }
 
+// How many results a convolution of blocks of pixels forms at a time in the place of p; 0: none does.
+int results_by_blocks(const Problem& p, const Tensor& images) { return p.channels_last && images.rank() == 4 ? space_to_depth_results(p.q) : 0; }
+
 // Nothing when cuDNN is not asked: another dtype, or nothing to add up.
 std::optional<Problem> problem(const Call& c, Kind kind, const Tensor& x, const Tensor& w, const Tensor& y) {
   if (x.dtype() == DType::f64 || x.numel() == 0 || w.numel() == 0 || y.numel() == 0) return std::nullopt;
@@ -248,7 +251,7 @@ bool forward(Problem p, const Call& c, const Tensor& y, DType dtype, Tensor bias
   p.out_dtype = static_cast<int64_t>(dtype);
   p.kind = static_cast<int64_t>(bias.defined() ? Kind::forward_with_bias : Kind::forward);
   const ConvGeometry q = p.q;
-  const int deep = p.channels_last ? space_to_depth_results(q) : 0;
+  const int deep = results_by_blocks(p, c.in[0]);
   if (deep > 0) p.q = space_to_depth(q, deep);
   else pad_channels(p);
   Tensor x = deep > 0 ? images_to_depth(c.in[0], q, deep) : operand(c.in[0], p.channels_last, p.q.c);
@@ -319,7 +322,7 @@ void run_weight(const Call& c, std::span<Tensor> out) {
   // Sums in f32, rounded once to the operands' dtype even where f32 is wanted: cuDNN's engine for that is up to 30 times
   // slower (512 images of 64 channels and 32 x 32, kernel 3 x 3, on one H200: 2.6 ms and 0.09 ms).
   Result r(out[0], c.in[0].dtype(), p->channels_last);
-  if (const ConvGeometry q = p->q; p->channels_last && space_to_depth_results(q) > 0) {
+  if (const ConvGeometry q = p->q; results_by_blocks(*p, c.in[0]) > 0) {
     p->q = space_to_depth(q, 1);  // two results at a time would give a gradient in two parts, each rounded
     Tensor x = images_to_depth(c.in[0], q, 1), w = empty_deep_weights(r.to, q);
     if (!run_plan(*p, {{uid_y, g.raw_data()}, {uid_x, x.raw_data()}, {uid_w, w.raw_data()}}, {})) return run_conv_weight(c, out);

@@ -107,7 +107,8 @@ int space_to_depth_results(const ConvGeometry& q) {
   constexpr int64_t large = 25;  // smaller windows are left to small_conv and to libraries
   if (q.c > most_channels || q.groups != 1 || q.taps() < large || q.in[0] != 1 || q.kernel[0] != 1 || q.out[0] != 1) return 0;
   for (int d = 1; d < 3; ++d) if (q.stride[d] != 2 || q.dilation[d] != 1) return 0;
-  constexpr int64_t most = (int64_t{1} << 31) - 1;
+  constexpr int64_t most = (int64_t{1} << 31) - 8;
+  if (q.in[1] > most || q.in[2] > most) return 0;
   const int results = q.out[2] % 2 == 0 ? 2 : 1;
   for (const ConvGeometry& to : {space_to_depth(q, 1), space_to_depth(q, results)})
     if (to.in[1] <= 0 || to.in[2] <= 0 || q.n * to.pixels() > most || to.o * to.taps() * to.c > most) return 0;

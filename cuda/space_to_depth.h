@@ -3,13 +3,14 @@
 // same sums are formed over blocks of pixels, each taken as one pixel with the channels of all of them ("space to depth"), by a smaller kernel that
 // goes one block at a time. Libraries want channels in eights, and are several times as fast then. Blocks are of 2 x 2 pixels, or of 2 x 4 for two
 // neighbouring results at a time: channels c and o + c of the one are channel c of the other's columns 2 j and 2 j + 1, where channels
-// come last the same memory.
+// come last the same memory. A block that a window holds in part is multiplied by zeros for the rest, so that an infinity or a NaN there reaches
+// that window's result, too.
 #include "halftone/core/tensor.h"
 #include "halftone/ops/conv.h"
 
 namespace halftone::cuda {
 
-// Whether a convolution is one of these, and how many results it can form at a time: 0 when it is not, else 1 or 2.
+// Whether a 2-D convolution is one of these, and how many results it can form at a time: 0 when it is not, else 1 or 2.
 int space_to_depth_results(const ConvGeometry& q);
 // The geometry of the one that takes its place.
 ConvGeometry space_to_depth(const ConvGeometry& q, int results);

@@ -716,6 +716,22 @@ TEST_CASE("convolutions of the shapes that networks have") {
     }
 }
 
+TEST_CASE("convolutions of volumes of one plane") {
+  NEEDS_CUDA();
+  for (DType t : floating_dtypes) {
+    INFO(name(t));
+    Conv3dOptions o{.stride = {1, 2, 2}, .padding = {0, 3, 3}};
+    Tensor x = drawn(26, {2, 3, 1, 34, 40}, t, -1, 1), w = drawn(27, {8, 3, 1, 7, 7}, t, -1, 1);
+    auto run = [&](const Tensor& images, const Tensor& weights) {
+      Tensor a = images.detach().requires_grad_(), b = weights.detach().requires_grad_(), y = conv3d(a, b, {}, o);
+      auto g = grad({(y * 0.5).sum()}, {a, b});
+      return std::vector<Tensor>{y.detach(), g[0], g[1]};
+    };
+    auto expected = run(x, w), got = run(x.to(gpu), w.to(gpu));
+    for (size_t i = 0; i < 3; ++i) check_same(expected[i], got[i], {.ulps = 4, .absolute = epsilon(t == DType::f64 ? t : DType::f32) * 2000});
+  }
+}
+
 TEST_CASE("pools of images with channels last") {
   NEEDS_CUDA();
   auto turned = [](const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); };

@@ -389,6 +389,49 @@ TEST_CASE("inputs may lie anywhere in each replay") {
   CHECK(step.replays() >= 5);
 }
 
+TEST_CASE("inputs may be results of the replay before, in any place") {
+  NEEDS_GPUS(1);
+  auto turn = capture([](const Tensor& a, const Tensor& b) { return std::pair{b, a}; });
+  auto differ = capture([](const Tensor& before, const Tensor& now) { return std::pair{now, now.to(gpu) - before}; });
+  auto transpose = capture([](const Tensor& a) { return a * 1; });
+  Tensor a = full({700, 3}, 1, {.device = gpu}), b = full({700, 3}, 2, {.device = gpu}), before = zeros({4000}, {.device = gpu}), square = randn({40, 40}, {.device = gpu});
+  const Tensor first = square.clone();
+  for (int i = 1; i < 9; ++i) {
+    INFO(i);
+    std::tie(a, b) = turn(a, b);
+    CHECK(values(a) == values(full({700, 3}, 1 + i % 2)));
+    CHECK(values(b) == values(full({700, 3}, 2 - i % 2)));
+    Tensor now = full({4000}, i * i, {.device = gpu}), difference;
+    std::tie(before, difference) = differ(before, now);
+    CHECK(values(difference) == values(full({4000}, 2 * i - 1)));
+    square = transpose(square.t());
+    CHECK(values(square) == values(i % 2 == 1 ? first.t() : first));
+  }
+  CHECK(turn.replays() == 6);
+}
+
+TEST_CASE("a captured step takes more inputs than its first kernel does") {
+  NEEDS_GPUS(1);
+  auto sum = capture([](const auto&... x) { return (x + ...); });
+  for (int round = 0; round < 5; ++round) {
+    std::array<Tensor, 150> all;
+    for (auto& t : all) t = full({3}, round + 1, {.device = gpu});
+    CHECK(values(std::apply(sum, all)) == values(full({3}, 150 * (round + 1))));
+  }
+  CHECK(sum.replays() == 3);
+}
+
+TEST_CASE("an input that is refused leaves the next replay right") {
+  NEEDS_GPUS(1);
+  auto add = capture([](const Tensor& x, const Tensor& y) { return x + y; });
+  Tensor y = full({5}, 1, {.device = gpu}), old = add(y, y);
+  for (int i = 0; i < 3; ++i) old = add(full({5}, i, {.device = gpu}), y);
+  Tensor gone = old, x = full({5}, 10, {.device = gpu});
+  old = add(y, y);
+  CHECK_THROWS_WITH(add(x, gone), Contains("overwritten by a later replay"));
+  CHECK(values(add(x, y)) == values(full({5}, 11)));
+}
+
 TEST_CASE("results are good until the next replay") {
   NEEDS_GPUS(1);
   auto f = capture([](const Tensor& x) { return std::pair{x * 2, x + 1}; }, {.warmup = 0});
