@@ -28,21 +28,21 @@ struct Blocks {
   int pixels[2];                 // rows and columns of an image
   int64_t stride[4] = {};        // of the images
 };
-template <int channels, int results, class U>
-__global__ void __launch_bounds__(threads) images_to_depth_kernel(U* to, const U* from, const Blocks q) {
+template <int channels, int results>
+__global__ void __launch_bounds__(threads) images_to_depth_kernel(uint16_t* to, const uint16_t* from, const Blocks q) {
   wait_for_previous();
   constexpr int rows = pixels_of_block(0, results), columns = pixels_of_block(1, results), deep = deep_channels(channels, results);
   for (int64_t n = thread_index(); n < q.count; n += grid_threads()) {
     const uint32_t image = q.of_image.divide(static_cast<uint32_t>(n)), here = static_cast<uint32_t>(n) - image * q.of_image.divisor,
                    down = q.across.divide(here), across = here - down * q.across.divisor;
     const int row = rows * static_cast<int>(down), column = columns * static_cast<int>(across);
-    const U* x = from + image * q.stride[0] + row * q.stride[2] + column * q.stride[3];
-    Pack<U, together> out[deep / together];
+    const uint16_t* x = from + image * q.stride[0] + row * q.stride[2] + column * q.stride[3];
+    Pack<uint16_t, together> out[deep / together];
 #pragma unroll
     for (int k = 0; k < deep; ++k) {
       const int place = k / channels, a = place / columns, b = place % columns;
       const bool inside = a < rows && row + a < q.pixels[0] && column + b < q.pixels[1];
-      out[k / together].v[k % together] = inside ? x[k % channels * q.stride[1] + a * q.stride[2] + b * q.stride[3]] : U(0);
+      out[k / together].v[k % together] = inside ? x[k % channels * q.stride[1] + a * q.stride[2] + b * q.stride[3]] : uint16_t(0);
     }
 #pragma unroll
     for (int k = 0; k < deep / together; ++k) store_pack(to + n * deep + k * together, out[k]);
@@ -66,11 +66,11 @@ template <class F> __device__ void each_weight(const Weights& q, F f) {
     f(n, inside ? output % q.outputs * q.stride[0] + k % q.channels * q.stride[1] + row * q.stride[2] + column * q.stride[3] : int64_t{-1});
   }
 }
-template <class U> __global__ void __launch_bounds__(threads) weights_to_depth_kernel(U* to, const U* from, const Weights q) {
+__global__ void __launch_bounds__(threads) weights_to_depth_kernel(uint16_t* to, const uint16_t* from, const Weights q) {
   wait_for_previous();
-  each_weight(q, [&](int deep, int64_t at) { to[deep] = at < 0 ? U(0) : from[at]; });
+  each_weight(q, [&](int deep, int64_t at) { to[deep] = at < 0 ? uint16_t(0) : from[at]; });
 }
-template <class U> __global__ void __launch_bounds__(threads) weights_to_space_kernel(U* to, const U* from, const Weights q) {
+__global__ void __launch_bounds__(threads) weights_to_space_kernel(uint16_t* to, const uint16_t* from, const Weights q) {
   wait_for_previous();
   each_weight(q, [&](int deep, int64_t at) { if (at >= 0) to[at] = from[deep]; });
 }
@@ -86,6 +86,7 @@ Weights weights_of(const Tensor& w, const ConvGeometry& q, int results) {
   for (size_t d = 0; d < 4; ++d) r.stride[d] = w.strides()[d];
   return r;
 }
+uint16_t* bits(const Tensor& t) { return static_cast<uint16_t*>(t.raw_data()); }
 Tensor channels_last(const Shape& shape, const Tensor& like) {
   Meta m(shape, like.dtype(), like.device());
   m.strides = channels_last_strides(shape);
@@ -94,12 +95,6 @@ Tensor channels_last(const Shape& shape, const Tensor& like) {
 Tensor empty_weights(const Tensor& like, const ConvGeometry& to) { return channels_last({to.o, to.c, to.kernel[1], to.kernel[2]}, like); }
 
 int64_t blocks_for(int64_t count) { return std::min<int64_t>(ceil_div(count, threads), int64_t{32} * sm_count()); }
-
-// Calls f(an unsigned number of as many bytes as t's elements).
-template <class F> void visit_width(const Tensor& t, F f) {
-  if (size_of(t.dtype()) == 2) f(uint16_t());
-  else f(uint32_t());
-}
 
 }  // namespace
 
@@ -140,37 +135,29 @@ Tensor images_to_depth(const Tensor& x, const ConvGeometry& q, int results) {
            .across = FastDivisor(static_cast<uint32_t>(to.in[2])),
            .pixels = {static_cast<int>(q.in[1]), static_cast<int>(q.in[2])}};
   for (size_t d = 0; d < 4; ++d) b.stride[d] = x.strides()[d];
-  visit_width(x, [&]<class U>(U) {
-    auto run = [&]<int channels>(std::integral_constant<int, channels>) {
-      auto kernel = results == 2 ? images_to_depth_kernel<channels, 2, U> : images_to_depth_kernel<channels, 1, U>;
-      launch("conv", kernel, blocks_for(b.count), threads, static_cast<U*>(y.raw_data()), static_cast<const U*>(x.raw_data()), b);
-    };
-    switch (q.c) {
-      case 1: return run(std::integral_constant<int, 1>());
-      case 2: return run(std::integral_constant<int, 2>());
-      case 3: return run(std::integral_constant<int, 3>());
-      default: return run(std::integral_constant<int, 4>());
-    }
-  });
+  auto run = [&]<int channels>(std::integral_constant<int, channels>) {
+    auto kernel = results == 2 ? images_to_depth_kernel<channels, 2> : images_to_depth_kernel<channels, 1>;
+    launch("conv", kernel, blocks_for(b.count), threads, bits(y), bits(x), b);
+  };
+  switch (q.c) {
+    case 1: run(std::integral_constant<int, 1>()); break;
+    case 2: run(std::integral_constant<int, 2>()); break;
+    case 3: run(std::integral_constant<int, 3>()); break;
+    default: run(std::integral_constant<int, 4>());
+  }
   return y;
 }
 
 Tensor weights_to_depth(const Tensor& w, const ConvGeometry& q, int results) {
   Tensor y = empty_weights(w, space_to_depth(q, results));
-  visit_width(w, [&]<class U>(U) {
-    const auto *x = static_cast<const U*>(w.raw_data());
-    launch("conv", weights_to_depth_kernel<U>, blocks_for(y.numel()), threads, static_cast<U*>(y.raw_data()), x, weights_of(w, q, results));
-  });
+  launch("conv", weights_to_depth_kernel, blocks_for(y.numel()), threads, bits(y), bits(w), weights_of(w, q, results));
   return y;
 }
 
 Tensor empty_deep_weights(const Tensor& w, const ConvGeometry& q) { return empty_weights(w, space_to_depth(q, 1)); }
 
 void weights_to_space(const Tensor& from, const Tensor& w, const ConvGeometry& q) {
-  visit_width(w, [&]<class U>(U) {
-    const auto *x = static_cast<const U*>(from.raw_data());
-    launch("conv", weights_to_space_kernel<U>, blocks_for(from.numel()), threads, static_cast<U*>(w.raw_data()), x, weights_of(w, q, 1));
-  });
+  launch("conv", weights_to_space_kernel, blocks_for(from.numel()), threads, bits(w), bits(from), weights_of(w, q, 1));
 }
 
 }  // namespace halftone::cuda

@@ -15,8 +15,8 @@ int space_to_depth_results(const ConvGeometry& q);
 // The geometry of the one that takes its place.
 ConvGeometry space_to_depth(const ConvGeometry& q, int results);
 
-// That one's operands, with channels last, from q's: images [n, c, h, w] and weights [o, c, kernel, kernel], strided as they like, of 2 or 4 bytes
-// an element.
+// That one's operands, with channels last, from q's: images [n, c, h, w] and weights [o, c, kernel, kernel], strided as they like, of 16 bits an
+// element.
 Tensor images_to_depth(const Tensor& x, const ConvGeometry& q, int results);
 Tensor weights_to_depth(const Tensor& w, const ConvGeometry& q, int results);
 // Memory for the weights' gradient there, of one result at a time, and that gradient as one of w's own.
