@@ -119,6 +119,7 @@ void fit(Workload& w, Device device, double limit_s) {
 class Bench {
  public:
   Bench(const Options& o, Device device) : o_(o), device_(device), machine_(describe_machine(device)) {
+    if (device.type == DeviceType::cpu) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // peers that find a GPU prepare to use it
     if (o.peers) peers_ = find_peers(o.python);
     io::make_folders(o.out);
     log_.emplace(o.out + "/bench.jsonl");
@@ -142,6 +143,7 @@ class Bench {
     measure(w, rows);
     std::erase_if(rows, [](const Row& r) { return r.ms.empty(); });
     tell(w, rows);
+    std::fflush(stdout);  // a long run may be read, or end, at any time
     return rows;
   }
 
