@@ -54,13 +54,14 @@ void InputKernel::record() {
   launch("copy of a captured step's inputs", copy_inputs, impl_->blocks(), threads, impl_->copies);
   cudaStreamCaptureStatus status{};
   const cudaGraphNode_t* last = nullptr;
-  size_t count = 0;
-#if CUDART_VERSION >= 13000
   const cudaGraphEdgeData* edges = nullptr;
-  check(cudaStreamGetCaptureInfo(stream(), &status, nullptr, nullptr, &last, &edges, &count), "capture");
-#else
-  check(cudaStreamGetCaptureInfo_v2(stream(), &status, nullptr, nullptr, &last, &count), "capture");
-#endif
+  size_t count = 0;
+  auto ask = [&](auto about) {  // it has edges since CUDA 13
+    if constexpr (requires { about(stream(), &status, nullptr, nullptr, &last, &edges, &count); })
+      return about(stream(), &status, nullptr, nullptr, &last, &edges, &count);
+    else return about(stream(), &status, nullptr, nullptr, &last, &count);
+  };
+  check(ask(cudaStreamGetCaptureInfo), "capture");
   HT_CHECK(count == 1, "capture: the first kernel has ", count, " nodes");
   impl_->node = last[0];
 }
