@@ -67,5 +67,8 @@ std::string str(const Tensor& t) {
 }
 
 std::ostream& operator<<(std::ostream& os, const Tensor& t) { return os << str(t); }
+std::ostream& operator<<(std::ostream& os, const Shape& s) { return os << str(s); }
+std::ostream& operator<<(std::ostream& os, DType t) { return os << str(t); }
+std::ostream& operator<<(std::ostream& os, Device d) { return os << str(d); }
 
 }  // namespace halftone

@@ -181,7 +181,11 @@ class HT_API Tensor {
 };
 
 HT_API std::string str(const Tensor& t);  // values, shape and dtype, abbreviated when large
+// The text that str() gives.
 HT_API std::ostream& operator<<(std::ostream& os, const Tensor& t);
+HT_API std::ostream& operator<<(std::ostream& os, const Shape& s);
+HT_API std::ostream& operator<<(std::ostream& os, DType t);
+HT_API std::ostream& operator<<(std::ostream& os, Device d);
 
 // The number in a CPU tensor of one element; needs no wait, so it is allowed wherever a call is.
 HT_API Scalar host_value(const Tensor& t);

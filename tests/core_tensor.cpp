@@ -211,6 +211,9 @@ TEST_CASE("tensors as text") {
   CHECK(str(tensor({{1, 2}, {3, 4}})) == "[[1, 2],\n [3, 4]]  [2, 2] i32");
   CHECK(str(counting({2, 2, 2})) == "[[[0, 1],\n  [2, 3]],\n\n [[4, 5],\n  [6, 7]]]  [2, 2, 2] f32");
   CHECK(str(tensor(true)) == "true  [] bool");
+  std::ostringstream out;
+  out << Shape{2, 3} << ' ' << DType::bf16 << ' ' << Device::cuda(1) << ' ' << tensor(7);
+  CHECK(out.str() == "[2, 3] bf16 cuda:1 7  [] i32");
   CHECK(str(tensor(std::vector<bool>{true, false})) == "[ true, false]  [2] bool");
   CHECK(str(zeros({0, 3})) == "[]  [0, 3] f32");
   CHECK(str(Tensor()) == "undefined tensor");
