@@ -80,6 +80,9 @@ TEST_CASE("orthogonalize brings singular values near 1 and keeps singular vector
       CHECK(apart(product, product.t()) < (products == DType::f32 ? 1e-4 : .05));
     }
   CHECK(optim::orthogonalize(zeros({2, 3})).to_vector<double>() == std::vector<double>(6, 0));
+  // The norm of a matrix in 16 bits may be beyond them.
+  const Tensor x = randn({40, 30}) * 1e4;
+  CHECK(apart(optim::orthogonalize(x.to(DType::f16)), optim::orthogonalize(x)) < .05);
 }
 
 TEST_CASE("LAMB and Muon: parameters step together as they would alone, kernels as matrices") {
