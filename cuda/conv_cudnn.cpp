@@ -237,7 +237,9 @@ void pad_channels(Problem& p) {
 }
 
 // How many results a convolution of blocks of pixels forms at a time in the place of p; 0: none does.
-int results_by_blocks(const Problem& p, const Tensor& images) { return is_16bit_dtype(images.dtype()) && images.rank() == 4 ? space_to_depth_results(p.q) : 0; }
+int results_by_blocks(const Problem& p, const Tensor& images) {
+  return is_16bit_dtype(images.dtype()) && images.rank() == 4 ? space_to_depth_results(p.q) : 0;
+}
 
 // Nothing when cuDNN is not asked: another dtype, or nothing to add up.
 std::optional<Problem> problem(const Call& c, Kind kind, const Tensor& x, const Tensor& w, const Tensor& y) {
