@@ -334,6 +334,7 @@ constinit OpDef norm = {
       const Tensor& x = r.in();
       Tensor y = restore_dims(r.out(), x.shape(), {a.dims, a.keepdim}), g = restore_dims(r.grad(), x.shape(), {a.dims, a.keepdim});
       if (a.p == 2) return {x * ratio(g, y)};
+      if (a.p == 1) return {sign(x) * g};
       Tensor part = ratio(abs(x), y);  // in [0, 1]; 0 is left out, where the power or one of its derivatives may be infinite
       return {sign(x) * g * halftone::pow(halftone::where(eq(part, 0), 1, part), a.p - 1)};
     },
