@@ -504,6 +504,7 @@ __global__ void __launch_bounds__(threads) attention_key_grad(const __grid_const
       }
     }
   }
+  __syncthreads();  // where no query came after these keys, the tiles that stores pass through have only been loaded
   if constexpr (gives_key<pass>) store_rows<width>(a.dk.at(batch, shared), own, dk, row, a.s, a.d);
   if constexpr (gives_value<pass>) store_rows<width>(a.dv.at(batch, shared), own, dv, row, a.s, a.e);
 }
