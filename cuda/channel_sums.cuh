@@ -13,12 +13,18 @@ template <class T> using wide_t = std::conditional_t<std::same_as<T, double>, do
 template <class A> struct Pair {
   A a, b;
 };
+template <class A> struct Triple {
+  A a, b, c;
+};
 struct Add {
   template <class A> __device__ Pair<A> operator()(Pair<A> s, Pair<A> t) const { return {s.a + t.a, s.b + t.b}; }
+  template <class A> __device__ Triple<A> operator()(Triple<A> s, Triple<A> t) const { return {s.a + t.a, s.b + t.b, s.c + t.c}; }
 };
 
 // ---- sums over the batch, for each channel: f.at(image, channel) is what f.add(sum, element of a, element of b, that) reads,
-// different from image to image when F::by_image, the same for n neighbouring channels when f.shared(n); f.finish(sum, channel)
+// different from image to image when F::by_image, the same for n neighbouring channels when f.shared(n); f.finish(sum, channel).
+// With a third tensor, f.z, whose channels are neighbours as well, it is f.add(sum, of a, of b, of z, that).
+template <class F> concept ReadsThird = requires(const F& f) { f.z; };
 
 struct Parts { int64_t count, images; };  // each takes so many images of every channel
 inline Parts cut(int64_t images, int64_t blocks, int64_t enough) {
@@ -72,7 +78,8 @@ template <class T> int channels_together(int64_t c, std::initializer_list<const 
 // Loads that a thread has under way.
 inline constexpr int in_flight = 2;
 // Blocks of a multiprocessor between which its registers may be divided.
-inline constexpr int resident = 4, resident_of_many = 3;  // the latter where several tensors are read
+inline constexpr int resident = 4, resident_of_many = 3, resident_of_two_norms = 2;  // the second where several tensors are read
+template <class F> constexpr int resident_for = ReadsThird<F> ? resident_of_two_norms : F::reads_both ? resident_of_many : resident;
 
 // Where a is a gradient of relu's result y, it counts only where that is not 0, as in relu_grad: by y itself or by a bit for
 // each element.
@@ -128,7 +135,7 @@ template <class T, class F> void visit_gate(const Relued<T>& r, F run) {
 }
 
 template <int n, Gate gate, class T, class F>
-__global__ void __launch_bounds__(channel_threads, F::by_image ? 2 : F::reads_both ? resident_of_many : resident)
+__global__ void __launch_bounds__(channel_threads, F::by_image ? 2 : resident_for<F>)
     column_sums(const F f, const T* a, const T* b, const Relued<T> relu, const Columns k, const Parts parts, typename F::Sum* sums) {
   wait_for_previous();
   using Sum = typename F::Sum;
@@ -141,7 +148,7 @@ __global__ void __launch_bounds__(channel_threads, F::by_image ? 2 : F::reads_bo
     const int64_t last = min(k.images, (part + 1) * parts.images);
     Sum sum[n];
 #pragma unroll
-    for (int j = 0; j < n; ++j) sum[j] = Sum{0, 0};
+    for (int j = 0; j < n; ++j) sum[j] = Sum{};
     if (c < k.c) {
       typename F::Here here[n];
       auto look = [&](int64_t image) {
@@ -151,7 +158,7 @@ __global__ void __launch_bounds__(channel_threads, F::by_image ? 2 : F::reads_bo
       if constexpr (!F::by_image) look(0);
       const int64_t step = k.down();
       for (int64_t image = part * parts.images + ty; image < last; image += in_flight * step) {
-        Pack<T, n> u[in_flight], v[in_flight];
+        Pack<T, n> u[in_flight], v[in_flight], w[in_flight];
         Gated<T, n, gate> open[in_flight];
 #pragma unroll
         for (int i = 0; i < in_flight; ++i) {
@@ -159,6 +166,7 @@ __global__ void __launch_bounds__(channel_threads, F::by_image ? 2 : F::reads_bo
           if (image + i * step < last) {
             u[i] = load_pack<n>(a + at);
             if constexpr (F::reads_both) v[i] = load_pack<n>(b + at);
+            if constexpr (ReadsThird<F>) w[i] = load_pack<n>(f.z + at);
             open[i].load(relu, at);
           }
         }
@@ -169,7 +177,9 @@ __global__ void __launch_bounds__(channel_threads, F::by_image ? 2 : F::reads_bo
             open[i].apply(u[i]);
             if (gate != Gate::none && relu.masked) store_pack(relu.masked + (image + i * step) * k.c + c, u[i]);
 #pragma unroll
-            for (int j = 0; j < n; ++j) sum[j] = f.add(sum[j], u[i].v[j], F::reads_both ? v[i].v[j] : u[i].v[j], here[j]);
+            for (int j = 0; j < n; ++j)
+              if constexpr (ReadsThird<F>) sum[j] = f.add(sum[j], u[i].v[j], v[i].v[j], w[i].v[j], here[j]);
+              else sum[j] = f.add(sum[j], u[i].v[j], F::reads_both ? v[i].v[j] : u[i].v[j], here[j]);
           }
       }
     }
@@ -199,7 +209,7 @@ __global__ void __launch_bounds__(channel_threads) merge_sums(const F f, const t
   const int tx = static_cast<int>(threadIdx.x) % across, ty = static_cast<int>(threadIdx.x) / across;
   for (int64_t first = int64_t{blockIdx.x} * across; first < channels; first += int64_t{gridDim.x} * across) {
     const int64_t c = first + tx;
-    Sum sum{0, 0};
+    Sum sum{};
     if (c < channels)
 #pragma unroll 4
       for (int64_t k = ty; k < parts; k += down) sum = Add()(sum, sums[k * channels + c]);
@@ -221,15 +231,17 @@ inline Parts parts_of(const Columns& k, int blocks) {
   return {parts.count, parts.images * least_images};
 }
 
-// a and b are dense [n, c, inner]; b may be a. Only where inner is 1 may there be a relu.
+// a and b are dense [n, c, inner]; b may be a. Only where inner is 1 may there be a relu or a third tensor.
 template <class T, class F> void channel_sums(const char* name, const F& f, const T* a, const T* b, Planes p, const Relued<T>& relu = {}) {
   if (p.c == 0) return;
   if (p.inner == 0) p = {0, p.c, 1};
   using Sum = typename F::Sum;
   auto merge = [&](const Sum* sums, int64_t parts) { launch(name, merge_sums<F>, grid(ceil_div(p.c, 8)), channel_threads, f, sums, p.c, parts); };
   if (p.inner == 1) {
-    const Columns k(p.n, p.c, channels_together<T>(p.c, {a, b, relu.y, relu.masked}));
-    const Parts parts = parts_of(k, F::reads_both ? resident_of_many : resident);
+    const T* third = nullptr;
+    if constexpr (ReadsThird<F>) third = f.z;
+    const Columns k(p.n, p.c, channels_together<T>(p.c, {a, b, third, relu.y, relu.masked}));
+    const Parts parts = parts_of(k, resident_for<F>);
     Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
     auto run = [&](auto kernel) { launch(name, kernel, grid(k.strips * parts.count), channel_threads, f, a, b, relu, k, parts, memory.as<Sum>()); };
     visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
@@ -239,14 +251,16 @@ template <class T, class F> void channel_sums(const char* name, const F& f, cons
     });
     return merge(memory.as<const Sum>(), parts.count);
   }
-  constexpr int n = pack_size<T>;
-  constexpr int64_t enough_blocks = 1024;
-  const Parts parts = cut(p.n, p.c, enough_blocks);
-  Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
-  if (p.inner % n == 0 && aligned(a, 16) && aligned(b, 16))
-    launch(name, plane_sums<n, T, F>, grid(p.c * parts.count), channel_threads, f, a, b, p, parts, Divisor(p.inner / n), memory.as<Sum>());
-  else launch(name, plane_sums<1, T, F>, grid(p.c * parts.count), channel_threads, f, a, b, p, parts, Divisor(p.inner), memory.as<Sum>());
-  merge(memory.as<const Sum>(), parts.count);
+  if constexpr (!ReadsThird<F>) {
+    constexpr int n = pack_size<T>;
+    constexpr int64_t enough_blocks = 1024;
+    const Parts parts = cut(p.n, p.c, enough_blocks);
+    Scratch memory(static_cast<size_t>(parts.count * p.c) * sizeof(Sum));
+    if (p.inner % n == 0 && aligned(a, 16) && aligned(b, 16))
+      launch(name, plane_sums<n, T, F>, grid(p.c * parts.count), channel_threads, f, a, b, p, parts, Divisor(p.inner / n), memory.as<Sum>());
+    else launch(name, plane_sums<1, T, F>, grid(p.c * parts.count), channel_threads, f, a, b, p, parts, Divisor(p.inner), memory.as<Sum>());
+    merge(memory.as<const Sum>(), parts.count);
+  }
 }
 
 // How x, which is dense, lies: with channels last an image is every place of one.

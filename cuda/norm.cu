@@ -36,9 +36,11 @@ template <class W> struct Running {
   int64_t mean_step = 0, var_step = 0;
   double momentum = 0;
 };
-template <class W> Running<W> running(const Call& c, const BatchNormAttrs& a) {
-  if (!c.has(3)) return {};
-  return {c.in[3].data<W>(), c.in[4].data<W>(), c.in[3].strides()[0], c.in[4].strides()[0], a.momentum};
+// Of the tensor that is normalised, input x.
+template <class W> Running<W> running(const Call& c, const BatchNormAttrs& a, size_t x) {
+  if (!c.has(x + 3)) return {};
+  const Tensor &mean = c.in[x + 3], &var = c.in[x + 4];
+  return {mean.data<W>(), var.data<W>(), mean.strides()[0], var.strides()[0], a.momentum};
 }
 
 // Sums of distances from the channel's first element and of their squares become the statistics, the running ones too.
@@ -108,6 +110,15 @@ __device__ void each_image(const Columns& k, const Parts& parts, Begin begin, Lo
     for (int i = 0; i < in_flight; ++i)
       if (image - i * step >= first) finish((image - i * step) * k.c + c, in[i]);
   }
+}
+
+// Those of the tensor that is normalised, input i of c, which lies at x; the running ones move in training.
+template <class T> void statistics_of(const Call& c, size_t i, const T* x, const Planes& p, wide_t<T>* statistics) {
+  using W = wide_t<T>;
+  const auto a = c.as<BatchNormAttrs>();
+  const Running<W> r = running<W>(c, a, i);
+  if (a.training || !r.mean) channel_sums(c.op->name, Moments<T>{x, p, statistics, a.training ? r : Running<W>{}, a.eps}, x, x, p);
+  else launch(c.op->name, running_statistics<W>, grid(ceil_div(p.c, threads)), threads, r, p.c, a.eps, statistics);
 }
 
 // What an element of a channel becomes: normal(x) * w + b. For 16-bit elements as x * scale + shift: what that loses beside a
@@ -194,7 +205,6 @@ Tensor operand(const Tensor& t, bool channels_last, bool packed) {
 }
 
 template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> out) {
-  const auto a = c.as<BatchNormAttrs>();
   const bool last = !out[0].is_contiguous();
   uint8_t* bits = out.size() > 2 && out[2].numel() > 0 ? out[2].data<uint8_t>() : nullptr;
   const Tensor input = operand(c.in[0], last, bits), added = c.has(5) ? operand(c.in[5], last, bits) : Tensor();
@@ -206,9 +216,7 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
     T* y = out[0].data<T>();
     Scratch own(out.size() > 1 ? 0 : static_cast<size_t>(3 * p.c) * sizeof(W));
     W* statistics = out.size() > 1 ? out[1].data<W>() : own.as<W>();
-    const Running<W> r = running<W>(c, a);
-    if (a.training || !r.mean) channel_sums(c.op->name, Moments<T>{x, p, statistics, a.training ? r : Running<W>{}, a.eps}, x, x, p);
-    else launch(c.op->name, running_statistics<W>, grid(ceil_div(p.c, threads)), threads, r, p.c, a.eps, statistics);
+    statistics_of(c, 0, x, p, statistics);
     const Vector weight(c, 1, dtype_of<W>), bias(c, 2, dtype_of<W>);
     const int64_t count = input.numel();
     if (count == 0) return;
@@ -226,6 +234,58 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
       else apply(batch_norm_planes<1, with_relu, added, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
     };
     z ? run(std::true_type()) : run(std::false_type());
+  });
+}
+
+// relu(normal x * w + b + normal z * w + b), where channels are neighbours.
+template <class W> struct Norm { const W *statistics, *w, *b; };
+template <int n, class T, class W>
+__global__ void __launch_bounds__(threads, resident_of_many)
+    batch_norms_columns(T* y, const T* x, const T* z, const Norm<W> of_x, const Norm<W> of_z, uint8_t* bits, const Columns k, const Parts parts) {
+  wait_for_previous();
+  Affine<T> here[n], there[n];
+  auto look = [&](int64_t c) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      here[j] = Affine<T>(of_x.statistics, of_x.w, of_x.b, k.c, c + j);
+      there[j] = Affine<T>(of_z.statistics, of_z.w, of_z.b, k.c, c + j);
+    }
+  };
+  auto finish = [&](int64_t at, const Operands<T, n, true>& in) {
+    Pack<T, n> sum;
+#pragma unroll
+    for (int j = 0; j < n; ++j) sum.v[j] = to<T>(unary::Relu::f(here[j].of(in.x.v[j]) + there[j].of(in.z.v[j])));
+    store_pack(y + at, sum);
+    if constexpr (n == 8)
+      if (bits) bits[at / 8] = nonzero_bits(sum);
+  };
+  each_image<n>(k, parts, look, [&](int64_t at) { return load_operands<n, true>(x, z, at); }, finish);
+}
+
+void run_batch_norms_relu(const Call& c, std::span<Tensor> out) {
+  const bool last = !out[0].is_contiguous();
+  if (!last && norm_planes(out[0].shape()).inner > 1) return batch_norms_relu_by_parts(c, out);
+  uint8_t* bits = out.size() > 3 && out[3].numel() > 0 ? out[3].data<uint8_t>() : nullptr;
+  const Tensor first = operand(c.in[0], last, bits), second = operand(c.in[5], last, bits);
+  const Planes p = planes_in_memory(first);
+  visit<floating_types>(first.dtype(), [&]<class T>(Type<T>) {
+    using W = wide_t<T>;
+    const T *x = first.data<T>(), *z = second.data<T>();
+    T* y = out[0].data<T>();
+    Scratch own(out.size() > 1 ? 0 : static_cast<size_t>(6 * p.c) * sizeof(W));
+    W *of_x = out.size() > 1 ? out[1].data<W>() : own.as<W>(), *of_z = out.size() > 1 ? out[2].data<W>() : of_x + 3 * p.c;
+    statistics_of(c, 0, x, p, of_x);
+    statistics_of(c, 5, z, p, of_z);
+    const Vector w(c, 1, dtype_of<W>), b(c, 2, dtype_of<W>), zw(c, 6, dtype_of<W>), zb(c, 7, dtype_of<W>);
+    if (first.numel() == 0) return;
+    const Columns k(p.n, p.c, channels_together<T>(p.c, {x, y, z}));
+    const Parts parts = parts_of(k, resident_of_many);
+    auto apply = [&](auto kernel) {
+      launch("batch_norms_relu", kernel, k.strips * parts.count, threads, y, x, z, Norm<W>{of_x, w.data<W>(), b.data<W>()},
+             Norm<W>{of_z, zw.data<W>(), zb.data<W>()}, bits, k, parts);
+    };
+    if (k.n > 1) apply(batch_norms_columns<pack_size<T>, T, W>);
+    else apply(batch_norms_columns<1, T, W>);
   });
 }
 
@@ -400,6 +460,101 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
       });
     } else if (packs<T>(p, {g, x, dx})) apply(batch_norm_grad_planes<n, T, W>, grid(ceil_div(count / n, threads)), count / n, Channels(p, n));
     else apply(batch_norm_grad_planes<1, T, W>, grid(ceil_div(count, threads)), count, Channels(p, 1));
+  });
+}
+
+// Of two norms whose sum went through relu: sums of g * (x - its mean), of g and of g * (z - its mean).
+template <class T> struct TwoProducts {
+  using W = wide_t<T>;
+  using Sum = Triple<W>;
+  struct Here { W x, z; };
+  static constexpr bool by_image = false, after_relu = true, reads_both = true;
+  ChannelProducts<T> of_x, of_z;
+  const T* z;
+  __device__ Here at(int64_t, int64_t c) const { return {of_x.at(0, c), of_z.at(0, c)}; }
+  __device__ bool shared(int) const { return false; }
+  __device__ Sum add(Sum s, T g, T x, T third, const Here& here) const {
+    const W v = to<W>(g);
+    return {s.a + v * (to<W>(x) - here.x), s.b + v, s.c + v * (to<W>(third) - here.z)};
+  }
+  __device__ void finish(Sum s, int64_t c) const {
+    of_x.finish({s.a, s.b}, c);
+    of_z.finish({s.c, s.b}, c);
+  }
+};
+// Where the gradient of x goes, if anywhere, and what it takes.
+template <class T> struct NormGradient {
+  using W = wide_t<T>;
+  T* dx;
+  const T* x;
+  const W *statistics, *w;
+  const Pair<W>* sums;
+};
+template <int n, Gate gate, class T, class W>
+__global__ void __launch_bounds__(threads, resident_of_two_norms)
+    batch_norms_grad_columns(const T* g, const NormGradient<T> first, const NormGradient<T> second, const W share, const Relued<T> relu, const Columns k,
+                             const Parts parts) {
+  wait_for_previous();
+  Slope<T> here[n], there[n];
+  auto look = [&](int64_t c) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      here[j] = Slope<T>(SlopeParts<W>(first.statistics, first.w, first.sums, share, k.c, c + j));
+      there[j] = Slope<T>(SlopeParts<W>(second.statistics, second.w, second.sums, share, k.c, c + j));
+    }
+  };
+  struct In {
+    Pack<T, n> g, x, z;
+    Gated<T, n, gate> open;
+  };
+  auto load = [&](int64_t at) {
+    In in;
+    in.g = load_pack<n>(g + at);
+    in.x = load_pack<n>(first.x + at);
+    in.z = load_pack<n>(second.x + at);
+    in.open.load(relu, at);
+    return in;
+  };
+  each_image<n>(k, parts, look, load, [&](int64_t at, In in) {
+    in.open.apply(in.g);
+    if (first.dx) slopes<n>(first.dx + at, in.g, in.x, here, 1);
+    if (second.dx) slopes<n>(second.dx + at, in.g, in.z, there, 1);
+  });
+}
+
+void run_batch_norms_relu_grad(const Call& c, std::span<Tensor> out) {
+  const auto a = c.as<BatchNormAttrs>();
+  const bool last = !laid_out_like(c.in[1].meta(), c.in[1].dtype()).contiguous();
+  if (!c.has(4) || (!last && norm_planes(c.in[1].shape()).inner > 1)) return batch_norms_relu_grad_by_parts(c, out);
+  const bool by_bits = c.in[4].dtype() == DType::u8;
+  const Tensor first = operand(c.in[1], last, by_bits), second = operand(c.in[5], last, by_bits), upper = operand(c.in[0], last, by_bits),
+               relued = by_bits ? Tensor() : dense(c.in[4], last), of_x = c.in[3].contiguous(), of_z = c.in[7].contiguous();
+  const Planes p = planes_in_memory(first);
+  visit<floating_types>(first.dtype(), [&]<class T>(Type<T>) {
+    using W = wide_t<T>;
+    constexpr int n = pack_size<T>;
+    const T *g = upper.data<T>(), *x = first.data<T>(), *z = second.data<T>();
+    const bool of_tensors = a.wanted & 9u, through_sums = of_tensors && a.training;
+    Scratch memory(through_sums ? static_cast<size_t>(2 * p.c) * sizeof(Pair<W>) : 0);
+    Pair<W> *sums = memory.as<Pair<W>>(), *sums_z = through_sums ? sums + p.c : nullptr;
+    const Relued<T> relu{by_bits ? nullptr : relued.data<T>(), by_bits ? c.in[4].data<uint8_t>() : nullptr, nullptr};
+    auto products = [&](size_t dw, const Tensor& statistics, Pair<W>* to) {
+      return ChannelProducts<T>{{gradient<T>(out[dw], a.wanted >> dw & 1u), gradient<T>(out[dw + 1], a.wanted >> (dw + 1) & 1u)}, statistics.data<W>(), p.c, to};
+    };
+    if (through_sums || a.wanted & 54u)
+      channel_sums("batch_norms_relu_grad", TwoProducts<T>{products(1, of_x, sums), products(4, of_z, sums_z), z}, g, x, p, relu);
+    if (!of_tensors || first.numel() == 0) return;
+    const Vector w(c, 2, dtype_of<W>), zw(c, 6, dtype_of<W>);
+    const W share = W(1) / static_cast<W>(std::max<int64_t>(1, p.n * p.inner));
+    const NormGradient<T> to_x{a.wanted & 1u ? out[0].data<T>() : nullptr, x, of_x.data<W>(), w.data<W>(), sums},
+        to_z{a.wanted & 8u ? out[3].data<T>() : nullptr, z, of_z.data<W>(), zw.data<W>(), sums_z};
+    const Columns k(p.n, p.c, channels_together<T>(p.c, {to_x.dx, to_z.dx, g, x, z, relu.y}));
+    const Parts parts = parts_of(k, resident_of_two_norms);
+    auto apply = [&](auto kernel) { launch("batch_norms_relu_grad", kernel, k.strips * parts.count, threads, g, to_x, to_z, share, relu, k, parts); };
+    visit_gate(relu, [&]<Gate gate>(std::integral_constant<Gate, gate>) {
+      if (k.n > 1) apply(batch_norms_grad_columns<n, gate, T, W>);
+      else apply(batch_norms_grad_columns<1, gate == Gate::bits ? Gate::result : gate, T, W>);
+    });
   });
 }
 
@@ -1098,6 +1253,8 @@ void fill_cuda_norm() {
   fill<run_batch_norm<false>>(op::batch_norm);
   fill<run_batch_norm<true>>(op::batch_norm_relu);
   fill<run_batch_norm_grad>(op::batch_norm_grad);
+  fill<run_batch_norms_relu>(op::batch_norms_relu);
+  fill<run_batch_norms_relu_grad>(op::batch_norms_relu_grad);
   fill<run_row_norm>(op::layer_norm);
   fill<run_row_norm>(op::group_norm);
   fill<run_row_norm>(op::rms_norm);

@@ -207,16 +207,21 @@ class Exporter final : public amp::Watcher {
     if (average) attributes.push_back(attribute("count_include_pad", int64_t{a.include_pad}));
     give(out, average ? "AveragePool" : "MaxPool", {name(c.x(0))}, attributes);
   }
-  void batch_norm(const Call& c, const Tensor& out, bool relu) {
+  // The norm of input x of c, whose weight, bias and running statistics follow it.
+  std::string batch_norm(const Call& c, size_t x) {
     const auto a = c.as<BatchNormAttrs>();
-    HT_CHECK(!a.training && c.has(3) && c.has(4), "save_onnx: batch_norm by the batch's own statistics cannot be written as ONNX");
-    const Shape channels{c.x(0).size(1)};
-    const DType dtype = c.x(3).dtype();
-    const std::string scale = c.has(1) ? name(c.x(1)) : filled(channels, 1, dtype);
-    const std::string shift = c.has(2) ? name(c.x(2)) : filled(channels, 0, dtype);
-    std::string y = node("BatchNormalization", {name(c.x(0)), scale, shift, name(c.x(3)), name(c.x(4))}, {attribute("epsilon", a.eps)});
-    if (c.has(5)) y = node("Add", {y, name(c.x(5))});
-    give(out, relu ? node("Relu", {y}) : y);
+    HT_CHECK(!a.training && c.has(x + 3) && c.has(x + 4), "save_onnx: batch_norm by the batch's own statistics cannot be written as ONNX");
+    const Shape channels{c.x(x).size(1)};
+    const DType dtype = c.x(x + 3).dtype();
+    const std::string scale = c.has(x + 1) ? name(c.x(x + 1)) : filled(channels, 1, dtype);
+    const std::string shift = c.has(x + 2) ? name(c.x(x + 2)) : filled(channels, 0, dtype);
+    return node("BatchNormalization", {name(c.x(x)), scale, shift, name(c.x(x + 3)), name(c.x(x + 4))}, {attribute("epsilon", a.eps)});
+  }
+  void batch_norm_relu(const Call& c, const Tensor& out) {
+    std::string y = batch_norm(c, 0);
+    if (c.op == &op::batch_norms_relu) y = node("Add", {y, batch_norm(c, 5)});
+    else if (c.has(5)) y = node("Add", {y, name(c.x(5))});
+    give(out, node("Relu", {y}));
   }
   std::string cast_to(const std::string& in, DType from, DType to) {
     return from == to ? in : node("Cast", {in}, {attribute("to", type_code(to))});
@@ -303,8 +308,9 @@ class Exporter final : public amp::Watcher {
           {"conv_input", [](Exporter& e, const Call& c, const Tensor& out) { e.conv_transpose(c, out); }},
           {"max_pool", [](Exporter& e, const Call& c, const Tensor& out) { e.pool(c, out, false); }},
           {"avg_pool", [](Exporter& e, const Call& c, const Tensor& out) { e.pool(c, out, true); }},
-          {"batch_norm", [](Exporter& e, const Call& c, const Tensor& out) { e.batch_norm(c, out, false); }},
-          {"batch_norm_relu", [](Exporter& e, const Call& c, const Tensor& out) { e.batch_norm(c, out, true); }},
+          {"batch_norm", [](Exporter& e, const Call& c, const Tensor& out) { e.give(out, e.batch_norm(c, 0)); }},
+          {"batch_norm_relu", [](Exporter& e, const Call& c, const Tensor& out) { e.batch_norm_relu(c, out); }},
+          {"batch_norms_relu", [](Exporter& e, const Call& c, const Tensor& out) { e.batch_norm_relu(c, out); }},
           {"layer_norm", [](Exporter& e, const Call& c, const Tensor& out) { e.row_norm(c, out); }},
           {"group_norm", [](Exporter& e, const Call& c, const Tensor& out) { e.row_norm(c, out); }},
           {"softmax", [](Exporter& e, const Call& c, const Tensor& out) { e.along(c, out, "Softmax"); }},

@@ -25,6 +25,16 @@ void BatchNorm::prepare(const Tensor& x) {
   num_batches_tracked.add_(1);  // on its device
 }
 
+Tensor BatchNorm::add_relu(const Tensor& x, BatchNorm& other, const Tensor& z) {
+  const bool alike = training() == other.training() && options_.eps == other.options_.eps && options_.momentum == other.options_.momentum &&
+                     running_mean.defined() == other.running_mean.defined() && x.dtype() == z.dtype();
+  if (!alike || function_ || other.function_ || other.observed()) return add_relu(x, other(z));
+  other.prepare(z);
+  return run(x, [&](const Tensor& v, const Tensor& w, const Tensor& b, const Tensor& mean, const Tensor& var, const BatchNormOptions& o) {
+    return batch_norms_relu(v, {w, b, mean, var}, z, {other.weight, other.bias, other.running_mean, other.running_var}, o);
+  }, [](const Tensor& y) { return y; });
+}
+
 LayerNorm::LayerNorm(const Shape& shape, LayerNormOptions o) : shape_(shape), eps_(o.eps) {
   if (!o.affine) return;
   weight = Parameter(ones(shape));

@@ -29,6 +29,8 @@ class HT_API BatchNorm : public Module {
     return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); },
                [&z](const Tensor& y) { return relu(y + z); });
   }
+  // relu(forward(x) + other(z)), as residual blocks with a projection end, in one operator unless options differ; z is like x.
+  Tensor add_relu(const Tensor& x, BatchNorm& other, const Tensor& z);
   bool keeps_f32() const override { return true; }
   // From now on `f` computes in training; an empty one gives that back to batch_norm. Clones have it, too.
   void train_with(BatchNormFunction f) { function_ = std::move(f); }

@@ -272,20 +272,36 @@ void check_affine(const Call& c, const Meta& x, const Shape& features, size_t at
 // Whether relu's part of backward reads bits, where its result is not 0, and not the result. They are in memory order.
 bool keeps_bits(const Meta& y) { return !y.contiguous() && is_16bit_dtype(y.dtype) && y.shape[1] % 8 == 0; }
 
-Metas infer_batch_norm(const Call& c) {
-  const Meta& x = c.in[0].meta();
+// Checks w, b and the running statistics of x, inputs from `at` on.
+void check_batch_norm(const Call& c, const Meta& x, size_t at) {
   HT_CHECK(is_floating(x.dtype) && x.shape.rank() >= 2, c.op->name, ": expected x [n, channels, ...] of a floating dtype, got ", x);
   Shape channels{x.shape[1]};
-  check_affine(c, x, channels);
-  HT_CHECK(c.has(3) == c.has(4), c.op->name, ": expected running_mean and running_var together");
-  for (size_t i : {3, 4})
-    HT_CHECK(!c.has(i) || (c.in[i].shape() == channels && c.in[i].dtype() == wide(x.dtype)), c.op->name, ": expected ", i == 3 ? "running_mean " : "running_var ",
-             channels, " (", wide(x.dtype), "), got ", c.in[i].meta());
-  HT_CHECK(!c.has(5) || (c.in[5].shape() == x.shape && c.in[5].dtype() == x.dtype), c.op->name, ": expected z like x, ", x, ", got ", c.in[5].meta());
+  check_affine(c, x, channels, at);
+  HT_CHECK(c.has(at + 2) == c.has(at + 3), c.op->name, ": expected running_mean and running_var together");
+  for (size_t i : {at + 2, at + 3})
+    HT_CHECK(!c.has(i) || (c.in[i].shape() == channels && c.in[i].dtype() == wide(x.dtype)), c.op->name, ": expected ",
+             i == at + 2 ? "running_mean " : "running_var ", channels, " (", wide(x.dtype), "), got ", c.in[i].meta());
+}
+void check_like(const Call& c, const Meta& x, size_t i) {
+  HT_CHECK(!c.has(i) || (c.in[i].shape() == x.shape && c.in[i].dtype() == x.dtype), c.op->name, ": expected z like x, ", x, ", got ", c.in[i].meta());
+}
+
+// Of batch_norm, batch_norm_relu and batch_norms_relu.
+Metas infer_batch_norm(const Call& c) {
+  const Meta& x = c.in[0].meta();
+  const bool two = c.op == &op::batch_norms_relu;
+  check_batch_norm(c, x, 1);
+  check_like(c, x, 5);
+  if (two) {
+    check_batch_norm(c, x, 6);
+    HT_CHECK(c.has(3) == c.has(8), c.op->name, ": expected running statistics of both x and z, or of none");
+  }
   Planes p = norm_planes(x.shape);
   HT_CHECK(!by_batch(c) || p.c == 0 || p.n * p.inner > 1, c.op->name, ": expected more than one value for each channel in training, got ", x);
-  Metas out{laid_out_like(x, x.dtype), Meta({3, x.shape[1]}, wide(x.dtype), x.device)};
-  if (c.op != &op::batch_norm_relu) return out;
+  const Meta statistics({3, x.shape[1]}, wide(x.dtype), x.device);
+  Metas out{laid_out_like(x, x.dtype), statistics};
+  if (two) out.push_back(statistics);
+  if (c.op == &op::batch_norm) return out;
   Shape bits{keeps_bits(out[0]) ? x.shape.numel() / 8 : 0};
   out.push_back(Meta(bits, DType::u8, x.device));
   return out;
@@ -333,6 +349,14 @@ Metas gradient_metas(const Call& c, uint32_t wanted, int64_t statistics, const S
   return {meta(0, {x.shape, x.dtype, x.device}), meta(1, {features, t, x.device}), meta(2, {features, t, x.device})};
 }
 
+// Checks relu's result, or its bits, input 4.
+void check_relued(const Call& c, const Meta& x) {
+  if (!c.has(4)) return;
+  const Meta& m = c.in[4].meta();
+  bool bits = m.dtype == DType::u8 && keeps_bits(laid_out_like(x, x.dtype)) && m.shape == Shape{x.shape.numel() / 8};
+  HT_CHECK(bits || (m.shape == x.shape && m.dtype == x.dtype), c.op->name, ": expected a result like x, ", x, ", got ", m);
+}
+
 // ---- derivatives
 
 uint32_t wanted(const Rule& r) {
@@ -363,26 +387,29 @@ Tensors fused(const Rule& r, const OpDef& op, const Attrs& attrs, uint32_t wante
 // Whether a call of batch_norm used its batch's statistics. Training writes the running ones: they may not be read here.
 bool by_batch(const Rule& r) { return r.as<BatchNormAttrs>().training || r.size() < 4 || r.in_meta(3).shape.rank() == 0; }
 
-Tensors composed_batch_norm(const Rule& r, const Tensor& gradient) {
+// Of the tensor that is normalised, input `x`, its weight and bias, the next two.
+Tensors composed_batch_norm(const Rule& r, const Tensor& gradient, size_t x = 0) {
   auto a = r.as<BatchNormAttrs>();
-  const Meta& meta = r.in_meta(0);
+  const Meta& meta = r.in_meta(x);
   Planes p = norm_planes(meta.shape);
   DType t = wide(meta.dtype);
   Shape planes{p.n, p.c, p.inner}, channel{1, p.c, 1};
   auto at_channel = [&](size_t i) { return reshape(cast(r.in(i), t), channel); };
-  Tensor x = reshape(cast(r.in(0), t), planes), g = reshape(cast(gradient, t), planes), w = r.size() > 1 && r.in(1).defined() ? at_channel(1) : Tensor();
+  const size_t weight = x + 1, bias = x + 2;
+  Tensor v = reshape(cast(r.in(x), t), planes), g = reshape(cast(gradient, t), planes);
+  Tensor w = r.size() > weight && r.in(weight).defined() ? at_channel(weight) : Tensor();
   bool batch = by_batch(r);
-  auto mean_of = [](const Tensor& v) { return mean(v, {0, 2}, {.keepdim = true}); };
-  Tensor centre = batch ? mean_of(x) : at_channel(3), variance = batch ? var(x, {0, 2}, {.correction = 0, .keepdim = true}) : at_channel(4);
-  Tensor rstd = rsqrt(variance + a.eps), normal = (x - centre) * rstd;
+  auto mean_of = [](const Tensor& of) { return mean(of, {0, 2}, {.keepdim = true}); };
+  Tensor centre = batch ? mean_of(v) : at_channel(x + 3), variance = batch ? var(v, {0, 2}, {.correction = 0, .keepdim = true}) : at_channel(x + 4);
+  Tensor rstd = rsqrt(variance + a.eps), normal = (v - centre) * rstd;
   Tensors grads(r.size());
-  if (r.needs(0)) {
+  if (r.needs(x)) {
     Tensor d = batch ? g - mean_of(g) - normal * mean_of(g * normal) : g;
     d = d * rstd;
-    grads[0] = cast(reshape(w.defined() ? d * w : d, meta.shape), meta.dtype);
+    grads[x] = cast(reshape(w.defined() ? d * w : d, meta.shape), meta.dtype);
   }
-  if (r.size() > 1 && r.needs(1)) grads[1] = cast(sum(g * normal, {0, 2}), r.in_meta(1).dtype);
-  if (r.size() > 2 && r.needs(2)) grads[2] = cast(sum(g, {0, 2}), r.in_meta(2).dtype);
+  if (r.size() > weight && r.needs(weight)) grads[weight] = cast(sum(g * normal, {0, 2}), r.in_meta(weight).dtype);
+  if (r.size() > bias && r.needs(bias)) grads[bias] = cast(sum(g, {0, 2}), r.in_meta(bias).dtype);
   return grads;
 }
 
@@ -391,6 +418,30 @@ Tensors fused_batch_norm(const Rule& r, const Tensor& relued = {}) {
   a.training = by_batch(r);
   a.wanted = wanted(r) | (r.size() > 5 && r.needs(5) ? 8u : 0u);
   return fused(r, op::batch_norm_grad, Attrs::of(a), a.wanted, relued);
+}
+
+constexpr std::array<size_t, 6> inputs_of_norms{0, 1, 2, 5, 6, 7};  // of batch_norms_relu, in the order of its gradients
+constexpr std::array<size_t, 4> affine_of_norms{1, 2, 4, 5};         // those of weights and biases
+
+Tensors composed_batch_norms(const Rule& r) {
+  Tensor g = relu_grad(r.out(), r.grad());
+  Tensors grads = composed_batch_norm(r, g), of_z = composed_batch_norm(r, g, 5);
+  for (size_t i = 5; i < 8; ++i) grads[i] = of_z[i];
+  return grads;
+}
+Tensors fused_batch_norms(const Rule& r) {
+  auto a = r.as<BatchNormAttrs>();
+  a.training = by_batch(r);
+  a.wanted = 0;
+  for (size_t k = 0; k < 6; ++k) a.wanted |= r.needs(inputs_of_norms[k]) ? 1u << k : 0u;
+  Tensors grads(r.size()), into(6);
+  if (a.wanted == 0) return grads;
+  for (size_t k : affine_of_norms) if (a.wanted >> k & 1u) into[k] = r.destination(inputs_of_norms[k]);
+  const Tensor& relued = r.out(3).numel() > 0 ? r.out(3) : r.out();
+  Tensors in{r.grad(), r.in(0), r.in(1), r.out(1), relued, r.in(5), r.in(6), r.out(2)};
+  Tensors all = call_all_into(op::batch_norms_relu_grad, std::move(in), Attrs::of(a), std::move(into));
+  for (size_t k = 0; k < 6; ++k) if (a.wanted >> k & 1u) grads[inputs_of_norms[k]] = all[k];
+  return grads;
 }
 
 // Those of x, weight and bias from that of the result, for each of which a Meta is given.
@@ -488,6 +539,17 @@ std::vector<Sample> batch_norm_samples(bool relu) {
           sample({33, 2, 3}, true, true, false, training, true),   sample({0, 2, 3}, true, true, true, evaluation, true),
           sample({1, 3, 2}, true, false, true, cautious, true),    sample({2, 257, 1, 3}, true, true, true, training, false),
           sample({3, 2, 2, 1, 7}, false, false, true, evaluation, false), sample({5, 4, 70}, true, true, true, odd, true)};
+}
+
+// Of batch_norms_relu: z has what x has, and not always a weight where x has one.
+std::vector<Sample> batch_norms_samples() {
+  std::vector<Sample> all = batch_norm_samples(false);
+  for (size_t k = 0; k < all.size(); ++k) {
+    auto& in = all[k].in;
+    for (size_t i = 0; i < 5; ++i) in.push_back(in[i]);
+    for (size_t i : {6, 7}) in[i].present = in[i].present && k % 3 != 1;
+  }
+  return all;
 }
 
 std::vector<Sample> row_norm_samples(RowNorm kind) {
@@ -590,8 +652,7 @@ constinit OpDef batch_norm_grad = {
       HT_CHECK(x.shape.rank() >= 2, "batch_norm_grad: expected x [n, channels, ...], got ", x);
       uint32_t wanted = c.as<BatchNormAttrs>().wanted;
       Metas grads = gradient_metas(c, wanted, x.shape[1], {x.shape[1]});
-      bool bits = c.has(4) && c.in[4].dtype() == DType::u8 && keeps_bits(laid_out_like(x, x.dtype)) && c.in[4].rank() == 1 && c.in[4].numel() == x.shape.numel() / 8;
-      HT_CHECK(!c.has(4) || bits || (c.in[4].shape() == x.shape && c.in[4].dtype() == x.dtype), "batch_norm_grad: expected a result like x, ", x, ", got ", c.in[4].meta());
+      check_relued(c, x);
       if (wanted & 1u) grads[0] = laid_out_like(x, x.dtype);
       if (wanted & 8u) grads.push_back(laid_out_like(x, x.dtype));
       return grads;
@@ -613,6 +674,50 @@ constinit OpDef batch_norm_grad = {
       return all;
     },
     .kernel = {run_batch_norm_grad}};
+
+constinit OpDef batch_norms_relu = {
+    .name = "batch_norms_relu", .doc = "relu of the sum of two batch norms, rounded once", .cast = Cast::keep,
+    .infer = infer_batch_norm,
+    .writes = [](const Call& c, size_t i) { return c.as<BatchNormAttrs>().training && (i % 5 == 3 || i % 5 == 4); },
+    .aux = 3,
+    .saves = {.in = 0b1101111011, .out = 15},
+    .backward = composed_batch_norms,
+    .fused_backward = fused_batch_norms,
+    .dtypes = {floating_types, floating_types},
+    .samples = batch_norms_samples,
+    .kernel = {batch_norms_relu_by_parts}};
+
+// in: g, x, w, statistics, relu's result or its bits, z, its w, its statistics; out: the gradients of x, w, b and of z, its w, its b.
+constinit OpDef batch_norms_relu_grad = {
+    .name = "batch_norms_relu_grad", .doc = "the gradients of batch_norms_relu over x, z and the weight and bias of each, from its result or its bits",
+    .cast = Cast::keep,
+    .infer = [](const Call& c) -> Metas {
+      const Meta& x = c.in[1].meta();
+      HT_CHECK(x.shape.rank() >= 2, "batch_norms_relu_grad: expected x [n, channels, ...], got ", x);
+      check_relued(c, x);
+      check_like(c, x, 5);
+      const uint32_t wanted = c.as<BatchNormAttrs>().wanted;
+      const Call of_z{.op = c.op, .in = {c.in[0], c.in[5], c.in[6], c.in[7]}, .attrs = c.attrs, .out = {}};
+      Metas grads = gradient_metas(c, wanted & 7u, x.shape[1], {x.shape[1]});
+      for (auto& m : gradient_metas(of_z, wanted >> 3, x.shape[1], {x.shape[1]})) grads.push_back(m);
+      for (size_t k : {0, 3}) if (wanted >> k & 1u) grads[k] = laid_out_like(x, x.dtype);
+      return grads;
+    },
+    .dtypes = {floating_types, floating_types},
+    .samples = [] {
+      auto all = gradient_samples<BatchNormAttrs>(batch_norm_samples(false), [](const Shape& x, const Attrs&) { return x[1]; });
+      for (size_t k = 0; k < all.size(); ++k) {
+        auto& in = all[k].in;
+        const SampleInput x = in[1], w = in[2], statistics = in[3];
+        in.push_back({.shape = x.shape, .low = -1, .high = 1});
+        in.insert(in.end(), {x, w, statistics});
+        auto a = all[k].attrs.as<BatchNormAttrs>();
+        a.wanted |= k % 4 == 0 ? 0u : k % 4 == 1 || !w.present ? 8u : 56u;
+        all[k].attrs = Attrs::of(a);
+      }
+      return all;
+    },
+    .kernel = {batch_norms_relu_grad_by_parts}};
 
 constinit OpDef layer_norm = {
     .name = "layer_norm", .doc = "rows over the last dimensions normalised to mean 0 and variance 1, then scaled and shifted", .cast = Cast::keep,
@@ -748,9 +853,35 @@ void add_layer_norm_grad_by_parts(const Call& c, std::span<Tensor> out) {
   if (wanted & 1u) out[0].copy_(of_sum);
 }
 
+// 16-bit elements pass through f32, so that the result is rounded once.
+void batch_norms_relu_by_parts(const Call& c, std::span<Tensor> out) {
+  const DType t = wide(out[0].dtype());
+  auto fresh = [&] { return Tensor::allocate(laid_out_like(out[0].meta(), t)); };
+  Tensor normal = fresh(), y = t == out[0].dtype() ? out[0] : fresh();
+  Tensors to{normal}, sum{y};
+  if (out.size() > 1) {
+    to.push_back(out[2]);
+    sum.push_back(out[1]);
+    sum.push_back(out[3]);
+  }
+  run(op::batch_norm, c.attrs, {cast(c.in[5], t), given(c, 6), given(c, 7), given(c, 8), given(c, 9)}, to);
+  run(op::batch_norm_relu, c.attrs, {cast(c.in[0], t), given(c, 1), given(c, 2), given(c, 3), given(c, 4), normal}, sum);
+  if (y.dtype() != out[0].dtype()) out[0].copy_(y);
+}
+
+void batch_norms_relu_grad_by_parts(const Call& c, std::span<Tensor> out) {
+  auto a = c.as<BatchNormAttrs>();
+  const uint32_t wanted = a.wanted;
+  Tensor masked = Tensor::allocate(laid_out_like(c.in[1].meta(), c.in[1].dtype()));
+  a.wanted = (wanted & 7u) | 8u;
+  run(op::batch_norm_grad, Attrs::of(a), {c.in[0], c.in[1], c.in[2], c.in[3], c.in[4]}, {out[0], out[1], out[2], masked});
+  a.wanted = wanted >> 3;
+  if (a.wanted != 0) run(op::batch_norm_grad, Attrs::of(a), {masked, c.in[5], c.in[6], c.in[7]}, {out[3], out[4], out[5]});
+}
+
 std::span<OpDef* const> norm_ops() {
-  static constexpr OpDef* all[] = {&op::batch_norm, &op::batch_norm_relu, &op::batch_norm_grad, &op::layer_norm, &op::group_norm, &op::rms_norm, &op::row_norm_grad,
-                                   &op::add_layer_norm, &op::add_layer_norm_grad};
+  static constexpr OpDef* all[] = {&op::batch_norm, &op::batch_norm_relu, &op::batch_norm_grad, &op::batch_norms_relu, &op::batch_norms_relu_grad,
+                                   &op::layer_norm, &op::group_norm, &op::rms_norm, &op::row_norm_grad, &op::add_layer_norm, &op::add_layer_norm_grad};
   return all;
 }
 
@@ -788,6 +919,12 @@ Tensor batch_norm_add_relu(const Tensor& x, const Tensor& z, const Tensor& w, co
                            BatchNormOptions o) {
   HT_CHECK(x.defined() && z.defined(), "batch_norm_add_relu: x or z is undefined");
   return call(op::batch_norm_relu, {x, w, b, running_mean, running_var, z}, attrs_of(o));
+}
+
+Tensor batch_norms_relu(const Tensor& x, const BatchNormTensors& of_x, const Tensor& z, const BatchNormTensors& of_z, BatchNormOptions o) {
+  HT_CHECK(x.defined() && z.defined(), "batch_norms_relu: x or z is undefined");
+  return call(op::batch_norms_relu, {x, of_x.w, of_x.b, of_x.running_mean, of_x.running_var, z, of_z.w, of_z.b, of_z.running_mean, of_z.running_var},
+              attrs_of(o));
 }
 
 Tensor layer_norm(const Tensor& x, const Shape& shape, const Tensor& w, const Tensor& b, double eps) {

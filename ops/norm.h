@@ -6,8 +6,8 @@
 namespace halftone {
 
 namespace op {
-extern HT_API OpDef batch_norm, batch_norm_relu, batch_norm_grad, layer_norm, group_norm, rms_norm, row_norm_grad, add_layer_norm,
-    add_layer_norm_grad;
+extern HT_API OpDef batch_norm, batch_norm_relu, batch_norm_grad, batch_norms_relu, batch_norms_relu_grad, layer_norm, group_norm, rms_norm,
+    row_norm_grad, add_layer_norm, add_layer_norm_grad;
 }
 
 struct BatchNormOptions {
@@ -25,6 +25,10 @@ HT_API Tensor batch_norm_relu(const Tensor& x, const Tensor& w, const Tensor& b,
                               BatchNormOptions o = {});
 HT_API Tensor batch_norm_add_relu(const Tensor& x, const Tensor& z, const Tensor& w, const Tensor& b, const Tensor& running_mean,
                                   const Tensor& running_var, BatchNormOptions o = {});
+// relu(batch_norm(x, ...) + batch_norm(z, ...)), rounded once, as a residual block with a projection ends; z is like x, and either both
+// or none have running statistics.
+struct BatchNormTensors { Tensor w, b, running_mean, running_var; };
+HT_API Tensor batch_norms_relu(const Tensor& x, const BatchNormTensors& of_x, const Tensor& z, const BatchNormTensors& of_z, BatchNormOptions o = {});
 
 // Over the last dimensions of x, which have this shape; so have w and b, which may be undefined.
 HT_API Tensor layer_norm(const Tensor& x, const Shape& shape, const Tensor& w = {}, const Tensor& b = {}, double eps = 1e-5);
@@ -40,10 +44,11 @@ HT_API Tensor group_norm(const Tensor& x, Size groups, const Tensor& w = {}, con
 HT_API Tensor instance_norm(const Tensor& x, const Tensor& w = {}, const Tensor& b = {}, double eps = 1e-5);
 
 // ---- the operators' attributes. Their last output, for the tape, is [3, statistics] in f32 (f64): the mean, what of it did
-// not fit, and 1 / sqrt(var + eps). batch_norm_relu adds the bits of its result, for images that lie with their channels last.
+// not fit, and 1 / sqrt(var + eps); batch_norms_relu has such of x and of z. Those with relu add the bits of their result, for images that
+// lie with their channels last.
 
-// Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b, and of batch_norm_relu and add_layer_norm 3: what is added.
-// The others are empty.
+// Which gradients a gradient operator computes: bit 0 x, 1 w, 2 b, and of batch_norm_relu and add_layer_norm 3: what is added;
+// of batch_norms_relu 3 to 5: z, its w and its b. The others are empty.
 struct BatchNormAttrs {
   double eps = 1e-5, momentum = 0.1;
   bool training = true;
@@ -68,8 +73,10 @@ struct NormRows {
 HT_API Planes norm_planes(const Shape& x);
 HT_API NormRows norm_rows(const RowNormAttrs& a, const Shape& x);
 
-// The kernels of add_layer_norm and of its gradient, by the operators that they are made of.
+// The kernels of add_layer_norm, batch_norms_relu and their gradients, by the operators that they are made of.
 HT_API void add_layer_norm_by_parts(const Call& c, std::span<Tensor> out);
 HT_API void add_layer_norm_grad_by_parts(const Call& c, std::span<Tensor> out);
+HT_API void batch_norms_relu_by_parts(const Call& c, std::span<Tensor> out);
+HT_API void batch_norms_relu_grad_by_parts(const Call& c, std::span<Tensor> out);
 
 }  // namespace halftone

@@ -156,7 +156,7 @@ const std::set<std::string_view> sums = {
     "nll_loss_grad", "binary_cross_entropy", "binary_cross_entropy_with_logits", "squared_error", "attention",
     "attention_grad", "ctc_loss", "ctc_loss_grad", "scatter_add", "index_add", "embedding_grad", "total_norm",
     "matmul", "linear", "linear_relu", "linear_gelu", "conv", "conv_relu", "conv_input", "conv_weight", "batch_norm",
-    "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
+    "batch_norm_relu", "batch_norm_grad", "batch_norms_relu", "batch_norms_relu_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad",
     "add_layer_norm", "add_layer_norm_grad", "avg_pool",
     "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "trust_ratio", "linear_grad", "relu_grad_sums", "lstm_step",
     "lstm_step_grad", "gru_step", "gru_step_grad"};

@@ -31,7 +31,7 @@ struct Network {
   Tensors weights;
   Network(int64_t c, int64_t w) : in(c), width(w) {
     manual_seed(3);
-    for (auto& s : {Shape{w, c, 3, 3}, Shape{w, w, 3, 3}, Shape{w}, Shape{w}, Shape{w}, Shape{w}, Shape{w, w, 1, 1}}) weights.push_back(randn(s) * 0.3);
+    for (auto& s : {Shape{w, c, 3, 3}, Shape{w, w, 3, 3}, Shape{w}, Shape{w}, Shape{w}, Shape{w}, Shape{w, w, 1, 1}, Shape{w}, Shape{w}}) weights.push_back(randn(s) * 0.3);
   }
   // The images between, and the sum that is differentiated.
   std::vector<Tensor> forward(const Tensors& p, const Tensor& x) const {
@@ -40,10 +40,11 @@ struct Network {
     Tensor b = batch_norm_relu(a, p[2], p[3], {}, {}, training);
     Tensor c = max_pool2d(b, 3, {.stride = 2, .padding = 1});
     Tensor d = conv2d(c, p[1], {}, {.padding = 1});
-    Tensor e = batch_norm_add_relu(d, conv2d(c, p[6]), p[4], p[5], {}, {}, training);
-    Tensor f = e * 0.5 + silu(c);
-    Tensor g = avg_pool2d(f, 2);
-    return {a, b, c, d, e, f, g, (g * g).to(DType::f32).mean()};
+    Tensor z = conv2d(c, p[6]), e = batch_norm_add_relu(d, z, p[4], p[5], {}, {}, training);
+    Tensor f = batch_norms_relu(d, {p[4], p[5], {}, {}}, z, {p[7], p[8], {}, {}}, training);
+    Tensor g = e * 0.5 + silu(c) - f * 0.25;
+    Tensor h = avg_pool2d(g, 2);
+    return {a, b, c, d, e, f, g, h, (h * h).to(DType::f32).mean()};
   }
   std::vector<Tensor> gradients(const Tensors& p, const Tensor& x) const {
     std::vector<Tensor> inputs(p.begin(), p.end());

@@ -414,6 +414,37 @@ TEST_CASE("convolution and batch norm are fused with a relu, and count and learn
   CHECK(s.as<nn::BatchNorm2d>(2).num_batches_tracked.item<int64_t>() == 2);
 }
 
+TEST_CASE("a batch norm takes another's result up in one operator, or by itself where they differ") {
+  const nn::BatchNormLayerOptions other_eps{.eps = .1}, without{.track_running_stats = false};
+  for (auto& [options, one_operator] : {std::pair{nn::BatchNormLayerOptions{}, true}, {other_eps, false}, {without, false}})
+    for (bool hooked : {false, true}) {
+      nn::BatchNorm2d a(4), b(4, options), c = a.clone(), d = b.clone();
+      std::string names;
+      int seen = 0;
+      HookHandle after;
+      if (hooked) after = b.register_forward_hook([&](nn::Module&, const Tensor&, const Tensor&) { ++seen; return Tensor(); });
+      for (bool training : {true, true, false}) {
+        for (nn::Module* m : std::initializer_list<nn::Module*>{&a, &b, &c, &d}) m->train(training);
+        Tensor x = randn({3, 4, 5, 5}), z = randn({3, 4, 5, 5}), together, apart;
+        for (auto& l : amp::trace([&] { together = a.add_relu(x, b, z); }).lines) names += l.op + " ";
+        apart = relu(c(x) + d(z));
+        check_close(together, apart, 1e-5);
+        square(together).sum().backward();
+        square(apart).sum().backward();
+      }
+      CHECK((names.find("batch_norms_relu") != names.npos) == (one_operator && !hooked));
+      CHECK(seen == (hooked ? 3 : 0));
+      for (auto [m, n] : {std::pair{&a, &c}, {&b, &d}}) {
+        auto s = m->state_dict(), t = n->state_dict();
+        for (auto& [name, v] : s) check_close(v, t.at(name), 1e-5);
+        auto p = m->parameters(), q = n->parameters();
+        for (size_t i = 0; i < p.size(); ++i) check_close(p[i].grad(), q[i].grad(), 1e-3);
+      }
+    }
+  nn::BatchNorm2d a(4), b(4);
+  THROWS(a.add_relu(randn({3, 4, 5, 5}), b, randn({3, 4, 5})), "BatchNorm2d: expected [n, channels, h, w], got [3, 4, 5] (f32)");
+}
+
 TEST_CASE("a layer with a hook runs as itself") {
   nn::Sequential s{nn::Linear(3, 4), nn::ReLU(), nn::Linear(4, 4), nn::GELU()};
   Tensor x = randn({2, 3}), seen;

@@ -104,6 +104,42 @@ TEST_CASE("batch norm adds before the relu, and rounds once") {
   }
 }
 
+TEST_CASE("two batch norms and their sum's relu are those of the operators by themselves") {
+  Random random{4};
+  for (DType t : floats)
+    for (bool training : {true, false})
+      for (bool affine : {true, false})
+        for (Shape shape : {Shape{6, 3}, Shape{4, 3, 5}, Shape{2, 3, 4, 5}}) {
+          INFO(str(t) << ' ' << str(shape) << (training ? ", training" : "") << (affine ? ", affine" : ""));
+          Tensors leaves{random.tensor(shape, t), random.tensor(shape, t)};
+          for (int i = 0; i < 4; ++i) leaves.push_back(affine ? random.tensor({3}, wide(t)) : Tensor());
+          Tensor g = random.tensor(shape, t);
+          auto results = [&](DType of_x, auto f) {
+            Tensors in, present, means, variances;
+            for (auto& leaf : leaves) in.push_back(leaf.defined() ? leaf.detach().to(leaf.rank() > 1 ? of_x : leaf.dtype()).requires_grad_() : leaf);
+            for (auto& leaf : in) if (leaf.defined()) present.push_back(leaf);
+            for (int i = 0; i < 2; ++i) {
+              means.push_back(full({3}, .5 * i, {.dtype = wide(t)}));
+              variances.push_back(full({3}, 1. + i, {.dtype = wide(t)}));
+            }
+            Tensor y = f(in[0], BatchNormTensors{in[2], in[3], means[0], variances[0]}, in[1], BatchNormTensors{in[4], in[5], means[1], variances[1]},
+                         BatchNormOptions{.training = training, .momentum = .3, .eps = .01});
+            auto all = grad({sum(y.to(wide(t)) * g)}, {present.begin(), present.end()});
+            for (auto& r : {y.detach(), means[0], means[1], variances[0], variances[1]}) all.push_back(r);
+            return all;
+          };
+          auto together = results(t, [](const auto&... in) { return batch_norms_relu(in...); });
+          auto apart = results(wide(t), [](auto& x, auto of_x, auto& z, auto of_z, auto o) {
+            return batch_norm_add_relu(x, batch_norm(z, of_z.w, of_z.b, of_z.running_mean, of_z.running_var, o), of_x.w, of_x.b, of_x.running_mean, of_x.running_var, o);
+          });
+          REQUIRE(together.size() == apart.size());
+          for (size_t i = 0; i < apart.size(); ++i) {
+            INFO("result " << i);
+            check(together[i], apart[i].to_vector<double>(), 28);
+          }
+        }
+}
+
 TEST_CASE("a sum and its layer norm are those of the operators by themselves") {
   Random random{3};
   for (DType t : floats)
@@ -336,6 +372,10 @@ TEST_CASE("errors of normalisations") {
   TEXT(batch_norm_relu(none, none, none, none, none), "batch_norm_relu: x is undefined");
   TEXT(batch_norm_add_relu(f({2, 3}), none, none, none, none, none), "batch_norm_add_relu: x or z is undefined");
   TEXT(batch_norm_add_relu(f({2, 3}), f({2, 4}), none, none, none, none), "batch_norm_relu: expected z like x, [2, 3] (f32), got [2, 4] (f32)");
+  TEXT(batch_norms_relu(f({2, 3}), {}, none, {}), "batch_norms_relu: x or z is undefined");
+  TEXT(batch_norms_relu(f({2, 3}), {}, f({2, 4}), {}), "batch_norms_relu: expected z like x, [2, 3] (f32), got [2, 4] (f32)");
+  TEXT(batch_norms_relu(f({2, 3}), {}, f({2, 3}), {f({2}), {}, {}, {}}), "batch_norms_relu: expected weight [3] (f32), got [2] (f32)");
+  TEXT(batch_norms_relu(f({2, 3}), {}, f({2, 3}), {{}, {}, f({3}), f({3})}), "batch_norms_relu: expected running statistics of both x and z, or of none");
   TEXT(add_layer_norm(f({2, 3}), none, {3}), "add_layer_norm: x or z is undefined");
   TEXT(add_layer_norm(f({2, 3}), i64({2, 3}), {3}), "add_layer_norm: expected floating dtypes, got x f32 and z i64; cast with to()");
   TEXT(add_layer_norm(f({2, 3}), f({2, 3}), {2}), "add_layer_norm: expected x of last dimensions [2], got [2, 3] (f32)");

@@ -18,7 +18,8 @@ const Names products = {"matmul", "linear", "linear_relu", "linear_gelu", "conv"
 const Names sums = {"sum", "mean", "total_norm"};
 // Several operations of which some cancel: bounded by the largest result.
 const Names composites = {"softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad", "lerp", "addcmul", "addcdiv",
-                          "batch_norm", "batch_norm_relu", "batch_norm_grad", "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "add_layer_norm", "add_layer_norm_grad",
+                          "batch_norm", "batch_norm_relu", "batch_norm_grad", "batch_norms_relu", "batch_norms_relu_grad",
+                          "layer_norm", "group_norm", "rms_norm", "row_norm_grad", "add_layer_norm", "add_layer_norm_grad",
                           "pad_grad", "scatter_add", "index_add", "embedding_grad", "nll_loss", "nll_loss_grad", "binary_cross_entropy",
                           "binary_cross_entropy_with_logits", "squared_error", "attention", "attention_grad", "ctc_loss", "ctc_loss_grad",
                           "avg_pool", "avg_pool_input", "max_pool_scatter", "fold", "resize", "resize_input", "linear_grad", "trust_ratio",
