@@ -221,6 +221,22 @@ TEST_CASE("gradients around shortcuts agree with f64, whether kernels add them u
     }
 }
 
+TEST_CASE("a convolution's gradient is added to what the kernel before it writes, also while that still runs") {
+  NEEDS_CUDA();
+  auto last = [](const Shape& s, double scale) { return (randn({s[0], s[2], s[3], s[1]}) * scale).to(DType::f16).to(gpu).permute({0, 3, 1, 2}); };
+  Tensor g = last({4, 64, 32, 32}, 1), w = last({64, 64, 3, 3}, .05);
+  auto late = [](double step) { return cumsum(full({64, 4096}, step).to(DType::f16).to(gpu), 0).view({4, 32, 32, 64}).permute({0, 3, 1, 2}); };
+  ConvAttrs attrs;
+  attrs.size[0] = attrs.size[1] = 32;
+  for (int d : {0, 1}) attrs.before[d] = attrs.after[d] = 1;
+  auto sum = [&](const Tensor& addend) { return call(op::conv_input, {g, w, addend}, Attrs::of(attrs)); };
+  tune([&] { sum(late(.01)); });
+  for (int i = 1; i <= 20; ++i) {
+    Tensor addend = late(.01 * i), soon = sum(addend);
+    CHECK(difference(soon, sum(addend)) == 0);
+  }
+}
+
 TEST_CASE("what waits for a convolution's gradient may lie in any way") {
   NEEDS_CUDA();
   for (DType t : {DType::f16, DType::f32}) {
