@@ -119,18 +119,16 @@ class Graph {
     for (size_t i = 0; i < inputs.size(); ++i) from.push_back(overwritten_by_others(inputs[i], i) ? inputs[i].clone() : inputs[i]);
     for (size_t i = 0; i < from.size(); ++i) {
       const Tensor &x = from[i], &to = inputs_[i];
-      if (small_[i] && x.device() == to.device() && x.is_contiguous()) small.push_back(x);
-      else {
-        if (small_[i]) small.push_back(to);
-        bring(x, to);
-      }
-      if (x.storage() != to.storage() && x.numel() > 0) to.bump_version();
+      const bool by_kernel = small_[i] && x.device() == to.device() && x.is_contiguous();
+      if (small_[i]) small.push_back(by_kernel ? x : to);
+      if (x.storage() == to.storage() || x.numel() == 0) continue;
+      if (!by_kernel) bring(x, to);
+      to.bump_version();
     }
     if (!small.empty()) input_kernel_.follow(executable_, small);
     return small;
   }
   static void bring(const Tensor& from, const Tensor& to) {
-    if (from.storage() == to.storage() || from.numel() == 0) return;
     const int64_t bytes = from.numel() * static_cast<int64_t>(size_of(from.dtype()));
     if (!from.is_contiguous()) Tensor(to).copy_(from);
     else backend(DeviceType::cuda).copy(to.raw_data(), to.device(), from.raw_data(), from.device(), bytes);

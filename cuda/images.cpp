@@ -9,18 +9,20 @@ namespace {
 bool fits(const Tensor& t, bool channels_last) {
   return reinterpret_cast<uintptr_t>(t.raw_data()) % 16 == 0 && (channels_last ? t.meta().channels_last() : t.is_contiguous());
 }
-Tensor fresh(Shape shape, int64_t channels, DType dtype, Device device, bool channels_last) {
-  shape[1] = channels;
+
+}  // namespace
+
+Tensor empty_images(const Shape& shape, DType dtype, Device device, bool channels_last) {
   Meta m(shape, dtype, device);
   if (channels_last) m.strides = channels_last_strides(shape);
   return Tensor::allocate(m);
 }
 
-}  // namespace
-
 Tensor operand(const Tensor& t, bool channels_last, int64_t channels) {
   if (t.size(1) == channels && fits(t, channels_last)) return t;
-  Tensor copy = fresh(t.shape(), channels, t.dtype(), t.device(), channels_last);
+  Shape shape = t.shape();
+  shape[1] = channels;
+  Tensor copy = empty_images(shape, t.dtype(), t.device(), channels_last);
   if (t.size(1) == channels) return copy.copy_(t);
   copy.zero_();
   copy.slice(1, 0, t.size(1)).copy_(t);
@@ -28,7 +30,7 @@ Tensor operand(const Tensor& t, bool channels_last, int64_t channels) {
 }
 
 Result::Result(const Tensor& t, DType dtype, bool channels_last)
-    : out(t), to(dtype == t.dtype() && fits(t, channels_last) ? t : fresh(t.shape(), t.size(1), dtype, t.device(), channels_last)) {}
+    : out(t), to(dtype == t.dtype() && fits(t, channels_last) ? t : empty_images(t.shape(), dtype, t.device(), channels_last)) {}
 
 void Result::finish() const {
   if (to.body() != out.body()) call_all(op::copy, {out, to});

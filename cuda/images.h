@@ -5,6 +5,8 @@
 
 namespace halftone::cuda {
 
+Tensor empty_images(const Shape& shape, DType dtype, Device device, bool channels_last);
+
 // t, or a copy of it that lies so, with zeros for channels (dimension 1) that it lacks.
 Tensor operand(const Tensor& t, bool channels_last, int64_t channels);
 inline Tensor operand(const Tensor& t, bool channels_last) { return operand(t, channels_last, t.size(1)); }

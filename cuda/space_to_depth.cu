@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "halftone/cuda/images.h"
 #include "halftone/cuda/numeric.cuh"
 #include "halftone/cuda/runtime.h"
 
@@ -87,12 +88,9 @@ Weights weights_of(const Tensor& w, const ConvGeometry& q, int results) {
   return r;
 }
 uint16_t* bits(const Tensor& t) { return static_cast<uint16_t*>(t.raw_data()); }
-Tensor channels_last(const Shape& shape, const Tensor& like) {
-  Meta m(shape, like.dtype(), like.device());
-  m.strides = channels_last_strides(shape);
-  return Tensor::allocate(m);
+Tensor empty_weights(const Tensor& like, const ConvGeometry& to) {
+  return empty_images({to.o, to.c, to.kernel[1], to.kernel[2]}, like.dtype(), like.device(), true);
 }
-Tensor empty_weights(const Tensor& like, const ConvGeometry& to) { return channels_last({to.o, to.c, to.kernel[1], to.kernel[2]}, like); }
 
 int64_t blocks_for(int64_t count) { return std::min<int64_t>(ceil_div(count, threads), int64_t{32} * sm_count()); }
 
@@ -129,7 +127,7 @@ ConvGeometry space_to_depth(const ConvGeometry& q, int results) {
 
 Tensor images_to_depth(const Tensor& x, const ConvGeometry& q, int results) {
   const ConvGeometry to = space_to_depth(q, results);
-  Tensor y = channels_last({q.n, to.c, to.in[1], to.in[2]}, x);
+  Tensor y = empty_images({q.n, to.c, to.in[1], to.in[2]}, x.dtype(), x.device(), true);
   Blocks b{.count = q.n * to.pixels(),
            .of_image = FastDivisor(static_cast<uint32_t>(to.pixels())),
            .across = FastDivisor(static_cast<uint32_t>(to.in[2])),
