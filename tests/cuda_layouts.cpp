@@ -63,7 +63,7 @@ Tensors moved(const Tensors& from, Device device, DType dtype) {
 
 TEST_CASE("a residual network in 16 bits keeps its channels last and its results") {
   NEEDS_CUDA();
-  for (auto [c, w, size] : {std::array<int64_t, 3>{8, 16, 12}, {3, 24, 9}, {1, 5, 8}, {16, 64, 16}})
+  for (auto [c, w, size] : {std::array<int64_t, 3>{8, 16, 12}, {3, 24, 13}, {1, 5, 8}, {16, 64, 16}})
     for (DType t : {DType::f16, DType::bf16}) {
       INFO(c << " to " << w << " channels, " << size << ", " << name(t));
       Network net(c, w);
@@ -223,17 +223,28 @@ TEST_CASE("gradients around shortcuts agree with f64, whether kernels add them u
 
 TEST_CASE("a convolution's gradient is added to what the kernel before it writes, also while that still runs") {
   NEEDS_CUDA();
-  auto last = [](const Shape& s, double scale) { return (randn({s[0], s[2], s[3], s[1]}) * scale).to(DType::f16).to(gpu).permute({0, 3, 1, 2}); };
-  Tensor g = last({4, 64, 32, 32}, 1), w = last({64, 64, 3, 3}, .05);
-  auto late = [](double step) { return cumsum(full({64, 4096}, step).to(DType::f16).to(gpu), 0).view({4, 32, 32, 64}).permute({0, 3, 1, 2}); };
-  ConvAttrs attrs;
-  attrs.size[0] = attrs.size[1] = 32;
-  for (int d : {0, 1}) attrs.before[d] = attrs.after[d] = 1;
-  auto sum = [&](const Tensor& addend) { return call(op::conv_input, {g, w, addend}, Attrs::of(attrs)); };
-  tune([&] { sum(late(.01)); });
-  for (int i = 1; i <= 20; ++i) {
-    Tensor addend = late(.01 * i), soon = sum(addend);
-    CHECK(difference(soon, sum(addend)) == 0);
+  auto last = [](Shape s, double scale) { return (randn({s[0], s[2], s[3], s[1]}) * scale).to(DType::f16).to(gpu).permute({0, 3, 1, 2}); };
+  struct Case { int64_t n, c, o, side, kernel; };
+  for (Case s : {Case{64, 64, 64, 14, 3}, {64, 64, 256, 14, 1}, {32, 512, 512, 7, 3}}) {
+    INFO(s.n << " images of " << s.c << " channels, side " << s.side << ", to " << s.o << ", kernel " << s.kernel);
+    Tensor g = last({s.n, s.o, s.side, s.side}, 1), w = last({s.o, s.c, s.kernel, s.kernel}, .02);
+    // A few blocks, which write row after row.
+    constexpr int64_t columns = 4096;
+    const int64_t rows = s.n * s.c * s.side * s.side / columns;
+    auto late = [&](double step) {
+      return cumsum(full({rows, columns}, step).to(DType::f16).to(gpu), 0).view({s.n, s.side, s.side, s.c}).permute({0, 3, 1, 2});
+    };
+    ConvAttrs attrs;
+    for (int d : {0, 1}) {
+      attrs.size[d] = s.side;
+      attrs.before[d] = attrs.after[d] = s.kernel / 2;
+    }
+    auto sum = [&](const Tensor& addend) { return call(op::conv_input, {g, w, addend}, Attrs::of(attrs)); };
+    tune([&] { sum(late(.01)); });
+    for (int i = 1; i <= 10; ++i) {
+      Tensor addend = late(.01 * i), soon = sum(addend);
+      CHECK(difference(soon, sum(addend)) == 0);
+    }
   }
 }
 

@@ -261,10 +261,10 @@ class Bench {
       const bool ours = is_ours(r);
       // What a peer does not tell is a dash.
       auto known = [&](auto v) { return ours ? std::to_string(v) : "-"; };
-      std::printf("  %-16s %-6s %-8s %9.3f %19s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %+6.2f%% %7s %6s %6s\n",
+      std::printf("  %-16s %-6s %-8s %9.3f %19s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %7s %7s %6s %6s\n",
                   ours ? "halftone" : r.mode.peer.substr(0, 16).c_str(), r.mode.precision.c_str(), r.mode.how.c_str(), ms, short_range(r).c_str(),
                   rate, tflops, 100 * share, ours ? text::cat(std::lround(100 * moved), "%").c_str() : "-",
-                  std::isfinite(r.figures.peak_mib) ? short_number(r.figures.peak_mib).c_str() : "-", r.figures.loss, 100 * apart,
+                  std::isfinite(r.figures.peak_mib) ? short_number(r.figures.peak_mib).c_str() : "-", r.figures.loss, signed_percent(apart).c_str(),
                   known(r.figures.skipped_steps).c_str(), known(r.figures.kernel_calls).c_str(), known(r.figures.casts).c_str());
       io::Fields record{{"case", w.name},
                         {"batch", w.batch},
@@ -321,6 +321,12 @@ class Bench {
   static std::string short_number(double v) {
     std::array<char, 32> text;
     std::snprintf(text.data(), text.size(), v >= 1000 ? "%.0f" : "%.3g", v);
+    return text.data();
+  }
+  static std::string signed_percent(double share) {
+    if (std::isnan(share)) return "-";
+    std::array<char, 32> text;
+    std::snprintf(text.data(), text.size(), "%+.2f%%", 100 * share);
     return text.data();
   }
   static std::string short_range(const Row& r) {
