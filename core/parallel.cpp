@@ -3,11 +3,14 @@
 #include "halftone/core/parallel.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -105,13 +108,24 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
+// Processors that this process may run on, of which a container may grant it the time of fewer.
+int own_processors() {
+  int n = static_cast<int>(std::thread::hardware_concurrency());
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) n = CPU_COUNT(&allowed);
+  std::ifstream limit("/sys/fs/cgroup/cpu.max");  // of control groups, version 2: microseconds of each period, or "max"
+  double granted = 0, period = 0;
+  if (limit >> granted >> period && granted > 0 && period > 0) n = std::min(n, static_cast<int>(std::ceil(granted / period)));
+  return std::max(1, n);
+}
+
 int default_threads() {
   if (const char* v = std::getenv("HALFTONE_NUM_THREADS")) {
     int n = std::atoi(v);
     HT_CHECK(n > 0, "HALFTONE_NUM_THREADS: expected a number above 0, got '", std::string(v), "'");
     return n;
   }
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return own_processors();
 }
 
 std::mutex pool_lock;

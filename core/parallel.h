@@ -8,7 +8,8 @@
 
 namespace halftone {
 
-// Number of threads kernels use, the caller's included. Default: HALFTONE_NUM_THREADS, else the cores of this process.
+// Number of threads kernels use, the caller's included. Default: HALFTONE_NUM_THREADS, else one for each
+// processor that this process may run on, and no more than a container grants it.
 HT_API int num_threads();
 HT_API void set_num_threads(int n);
 

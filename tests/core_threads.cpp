@@ -1,4 +1,5 @@
 // What runs on threads: the pool, the state that calls depend on, small vectors that carry their arguments.
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,6 +41,25 @@ TEST_CASE("parallel_for covers a range once, cut by size only") {
   CHECK(calls == 0);
   CHECK_THROWS_WITH(set_num_threads(0), "set_num_threads: expected a number from 1 to 4096, got 0");
   CHECK_THROWS_WITH(set_num_threads(5000), "set_num_threads: expected a number from 1 to 4096, got 5000");
+}
+
+TEST_CASE("one processor, one thread", "[.]") { CHECK(num_threads() == 1); }
+
+TEST_CASE("there is a thread for each processor that a process may run on") {
+  pid_t child = fork();
+  if (child == 0) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<size_t>(sched_getcpu()), &one);
+    unsetenv("HALFTONE_NUM_THREADS");
+    if (sched_setaffinity(0, sizeof one, &one) != 0) _exit(2);
+    execl("/proc/self/exe", "core_threads", "one processor, one thread", nullptr);
+    _exit(3);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("a child process starts threads of its own") {
