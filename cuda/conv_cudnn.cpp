@@ -154,8 +154,8 @@ bool build(Choice& plan, int64_t candidate) {
   return plan.workspace <= most_workspace;
 }
 
-// Kernels that cuDNN 9.14 compiles for a gradient and its addend may begin before the kernel ahead of them has ended, wait for that
-// before they read the gradient, and read the addend without waiting. What is no kernel keeps the two apart.
+// Kernels that cuDNN (seen in 9.19) compiles for a gradient and its addend may begin before the kernel ahead of them has ended, wait for
+// that before they read the gradient, and read the addend without waiting. What is no kernel keeps the two apart.
 void keep_apart() { check(cudaMemsetAsync(workspace(), 0, 1, stream()), "cudaMemsetAsync"); }
 
 void execute(const Choice& plan, Addresses& addresses) {
