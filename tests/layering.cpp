@@ -56,7 +56,7 @@ const std::vector<Place> places = {
     {"math\\.h", R"(core/hd\.h)"},
     {"cxxabi\\.h", R"(core/error\.cpp)"},
     {"(x86|imm)intrin.h|cpuid.h|arm_neon.h", R"(ops/.*\.cpp)"},
-    {"pthread\\.h", R"(core/parallel\.cpp|(?!core/).*\.cpp)"},  // the standard library knows nothing of fork
+    {"(pthread|sched)\\.h", R"(core/parallel\.cpp|(?!core/).*\.cpp)"},  // the standard library knows nothing of fork or of a process's processors
     {"sys/mman\\.h", R"(core/storage\.cpp|(?!core/).*\.cpp)"},  // nor of pages
     {"(unistd|fcntl|dlfcn|execinfo|sched|pthread|signal|termios|dirent|poll|spawn|malloc)\\.h|sys/[a-z]+\\.h",
      R"((?!core/).*\.cpp)"},
