@@ -16,8 +16,8 @@ void register_cuda() {
                      cuda::fill_cuda_scan, cuda::fill_cuda_order, cuda::fill_cuda_copy, cuda::fill_cuda_softmax,
                      cuda::fill_cuda_loss, cuda::fill_cuda_ctc, cuda::fill_cuda_rearrange, cuda::fill_cuda_index,
                      cuda::fill_cuda_random, cuda::fill_cuda_update, cuda::fill_cuda_optimizers, cuda::fill_cuda_schedule,
-                     cuda::fill_cuda_matmul, cuda::fill_cuda_relu_grad, cuda::fill_cuda_conv, cuda::fill_cuda_norm, cuda::fill_cuda_pool,
-                     cuda::fill_cuda_resize, cuda::fill_cuda_attention, cuda::fill_cuda_recurrent})
+                     cuda::fill_cuda_matmul, cuda::fill_cuda_relu_grad, cuda::fill_cuda_conv, cuda::fill_cuda_batch_norm,
+                     cuda::fill_cuda_norm, cuda::fill_cuda_pool, cuda::fill_cuda_resize, cuda::fill_cuda_attention, cuda::fill_cuda_recurrent})
     fill();
   cuda::mark_by_nvtx();
 }

@@ -28,6 +28,7 @@ void fill_cuda_schedule();
 void fill_cuda_matmul();
 void fill_cuda_relu_grad();
 void fill_cuda_conv();
+void fill_cuda_batch_norm();
 void fill_cuda_norm();
 void fill_cuda_pool();
 void fill_cuda_resize();
