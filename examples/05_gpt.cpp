@@ -41,12 +41,19 @@ class Vocabulary {
   std::vector<int64_t> encode(const std::string& text) const {  // a word without a number, by its characters
     std::vector<int64_t> all;
     for (size_t at = 0; at < text.size();) {
-      std::string_view piece = word_at(text, at);
-      if (!numbers_.contains(std::string(piece))) piece = std::string_view(text).substr(at, 1);
-      auto found = numbers_.find(std::string(piece));
-      HT_CHECK(found != numbers_.end(), "the character '", piece, "' does not occur in the text");
-      all.push_back(found->second);
-      at += piece.size();
+      const std::string word(word_at(text, at));
+      at += word.size();
+      if (auto found = numbers_.find(word); found != numbers_.end()) {
+        all.push_back(found->second);
+        continue;
+      }
+      for (char c : word) {
+        auto found = numbers_.find(std::string(1, c));
+        const auto byte = static_cast<unsigned char>(c);
+        HT_CHECK(found != numbers_.end(), "--prompt: ", std::isprint(byte) ? std::string{'\'', c, '\''} : "byte " + std::to_string(byte),
+                 " does not occur in the text");
+        all.push_back(found->second);
+      }
     }
     return all;
   }
@@ -154,12 +161,13 @@ int run(const Options& o) {  // what the program ends with
   const std::vector<int64_t> numbers = vocabulary.encode(all);
   const auto cut = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() * 9 / 10);
   const std::vector<int64_t> training(numbers.begin(), cut), validation(cut, numbers.end());
-  HT_CHECK(static_cast<int64_t>(validation.size()) > o.context + 1, "--text: ", all.size(), " characters are too few for a context of ", o.context);
+  HT_CHECK(static_cast<int64_t>(validation.size()) > o.context + 1, "--text: ", all.size(), " characters, ", numbers.size(), " pieces, are too few for a context of ",
+           o.context);
   Device device = o.place();
   manual_seed(o.seed);
   Gpt net(vocabulary.size(), o);
   net.to(device);
-  const Tensor prompt = tensor(vocabulary.encode(o.prompt.empty() ? "\n" : o.prompt)).to(device);
+  const Tensor prompt = tensor(o.prompt.empty() ? std::vector<int64_t>{numbers[0]} : vocabulary.encode(o.prompt)).to(device);
   Tensor train_text = tensor(training).to(device), test_text = tensor(validation).to(device);
   optim::AdamW opt(net.parameters(), {.lr = o.lr, .beta2 = 0.99, .weight_decay = 0.1});
   optim::CosineAnnealingLR schedule(opt, {.steps = o.steps + 1, .min_lr = o.lr / 10, .warmup = std::min<int64_t>(100, o.steps / 10)});
@@ -234,7 +242,7 @@ int main(int argc, char** argv) {
   arguments.add("--every", o.every, "steps between checkpoints and validations", Arguments::positive);
   arguments.add("--batch", o.batch, "rows of text a step", Arguments::positive);
   arguments.add("--context", o.context, "pieces a row", Arguments::positive);
-  arguments.add("--words", o.words, "of the text, the most frequent, that are pieces of their own beside its characters", Arguments::not_negative);
+  arguments.add("--words", o.words, "of the text (of the letters A to Z), the most frequent, that are pieces of their own beside its characters", Arguments::not_negative);
   arguments.add("--width", o.width, "of the model", Arguments::positive);
   arguments.add("--heads", o.heads, "of attention; they divide the width", Arguments::positive);
   arguments.add("--layers", o.layers, "of attention", Arguments::positive);
@@ -242,6 +250,6 @@ int main(int argc, char** argv) {
   arguments.add("--lr", o.lr, "largest learning rate", Arguments::not_negative);
   arguments.add("--sample", o.sample, "pieces to write at the end", Arguments::not_negative);
   arguments.add("--temperature", o.temperature, "of the sample: below 1 is surer, above 1 is wilder", Arguments::positive);
-  arguments.add("--prompt", o.prompt, "how the sample begins");
+  arguments.add("--prompt", o.prompt, "how the sample begins; by default with the text's first piece");
   return arguments.run(argc, argv, [&] { return run(o); });
 }
