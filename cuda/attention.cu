@@ -377,6 +377,7 @@ __global__ void __launch_bounds__(threads) attention_forward(const __grid_consta
 #pragma unroll
       for (int j = 2 * i; j < 2 * i + 2; ++j) out[n][j] = seen ? out[n][j] / total[i] : 0;
   }
+  __syncthreads();  // where there are no keys, the tile that stores pass through has only been loaded
   store_rows<width>(a.y.at(view.batch, view.head), own, out, row, a.t, a.e);
 }
 
@@ -435,6 +436,7 @@ __global__ void __launch_bounds__(threads) attention_query_grad(const __grid_con
     });
     accumulate<width, columns>(out, p, keys, a.d);
   }
+  __syncthreads();  // as in attention_forward
   store_rows<width>(a.dq.at(view.batch, view.head), own, out, row, a.t, a.d);
 }
 
