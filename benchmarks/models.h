@@ -18,8 +18,7 @@ struct ResidualBlock : nn::Module {
   HT_FIELDS(body, norm, projection)
   Tensor forward(const Tensor& x) override {
     Tensor y = body(x);  // first, so that in backward its first convolution comes last and adds the projection's gradient as it writes
-    if (projection.empty()) return norm.add_relu(y, x);
-    return norm.add_relu(y, projection[0].as<nn::BatchNorm2d>(1), projection[0][0](x));
+    return projection.empty() ? norm.add_relu(y, x) : norm.add_relu(y, projection[0], x);
   }
 };
 

@@ -256,8 +256,8 @@ void run_batch_norms_relu(const Call& c, std::span<Tensor> out) {
     T* y = out[0].data<T>();
     Scratch own(out.size() > 1 ? 0 : static_cast<size_t>(6 * p.c) * sizeof(W));
     W *of_x = out.size() > 1 ? out[1].data<W>() : own.as<W>(), *of_z = out.size() > 1 ? out[2].data<W>() : of_x + 3 * p.c;
+    statistics_of(c, 5, z, p, of_z);  // the order of operators by themselves, which counts where one norm is both
     statistics_of(c, 0, x, p, of_x);
-    statistics_of(c, 5, z, p, of_z);
     const Vector w(c, 1, dtype_of<W>), b(c, 2, dtype_of<W>), zw(c, 6, dtype_of<W>), zb(c, 7, dtype_of<W>);
     if (first.numel() == 0) return;
     const Columns k(p.n, p.c, channels_together<T>(p.c, {x, y, z}));

@@ -32,10 +32,7 @@ struct BasicBlock : nn::Module {
   nn::BatchNorm2d bn1, bn2;
   nn::Sequential downsample;
   HT_FIELDS(conv1, bn1, conv2, bn2, downsample)
-  Tensor forward(const Tensor& x) override {
-    Tensor y = conv2(relu(bn1(conv1(x))));
-    return downsample.empty() ? bn2.add_relu(y, x) : bn2.add_relu(y, downsample.as<nn::BatchNorm2d>(1), downsample[0](x));
-  }
+  Tensor forward(const Tensor& x) override { return bn2.add_relu(conv2(relu(bn1(conv1(x)))), downsample, x); }
 };
 
 struct ResNet18 : nn::Module {

@@ -18,6 +18,9 @@ namespace {
 
 // m, if it is exactly an M: a class derived from one may do anything.
 template <class M> M* exactly(Module& m) { return typeid(m) == typeid(M) ? static_cast<M*>(&m) : nullptr; }
+BatchNorm* as_batch_norm(Module& m) {
+  return exactly<BatchNorm1d>(m) || exactly<BatchNorm2d>(m) || exactly<BatchNorm3d>(m) ? static_cast<BatchNorm*>(&m) : nullptr;
+}
 
 }  // namespace
 
@@ -29,18 +32,19 @@ Tensor Sequential::fused(Module& first, Module& second, const Tensor& x) try {
     return to_relu ? linear_relu(x, m->weight, m->bias) : linear_gelu(x, m->weight, m->bias);
   if (!to_relu) return {};
   if (auto* m = exactly<Conv2d>(first)) return conv2d_relu(x, m->weight, m->bias, m->options());
-  if (exactly<BatchNorm1d>(first) || exactly<BatchNorm2d>(first) || exactly<BatchNorm3d>(first))
-    return static_cast<BatchNorm&>(first).forward_relu(x);
+  if (auto* m = as_batch_norm(first)) return m->forward_relu(x);
   return {};
 } catch (Error& e) {
   name_layer(e, first);
   throw;
 }
 
-Tensor Sequential::forward(const Tensor& x) {
+Tensor Sequential::forward(const Tensor& x) { return first_layers(layers_.size(), x); }
+
+Tensor Sequential::first_layers(size_t count, const Tensor& x) {
   Tensor y = x;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    Tensor both = fuse_ && i + 1 < layers_.size() ? fused(layers_[i].get(), layers_[i + 1].get(), y) : Tensor();
+  for (size_t i = 0; i < count; ++i) {
+    Tensor both = fuse_ && i + 1 < count ? fused(layers_[i].get(), layers_[i + 1].get(), y) : Tensor();
     if (!both.defined()) y = layers_[i](y);
     else {
       y = both;
@@ -48,6 +52,12 @@ Tensor Sequential::forward(const Tensor& x) {
     }
   }
   return y;
+}
+
+Tensor BatchNorm::add_relu(const Tensor& x, Sequential& shortcut, const Tensor& z) {
+  const size_t before = shortcut.size() - 1;  // layers before the last
+  BatchNorm* last = shortcut.empty() || shortcut.observed() || !shortcut.fuse_ ? nullptr : as_batch_norm(shortcut[before]);
+  return last ? add_relu(x, *last, shortcut.first_layers(before, z)) : add_relu(x, shortcut(z));
 }
 
 void ModuleDict::check_new(const std::string& name) {

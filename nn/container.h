@@ -67,6 +67,8 @@ class HT_API Sequential : public ModuleList {
   Tensor forward(const Tensor& x) override;
 
  private:
+  friend class BatchNorm;
+  Tensor first_layers(size_t count, const Tensor& x);
   // second(first(x)) by one operator, where there is one; else undefined.
   static Tensor fused(Module& first, Module& second, const Tensor& x);
   bool fuse_ = true;

@@ -27,7 +27,7 @@ void BatchNorm::prepare(const Tensor& x) {
 
 Tensor BatchNorm::add_relu(const Tensor& x, BatchNorm& other, const Tensor& z) {
   const bool alike = training() == other.training() && options_.eps == other.options_.eps && options_.momentum == other.options_.momentum &&
-                     running_mean.defined() == other.running_mean.defined() && x.dtype() == z.dtype();
+                     running_mean.defined() == other.running_mean.defined();
   if (!alike || function_ || other.function_ || other.observed()) return add_relu(x, other(z));
   other.prepare(z);
   return run(x, [&](const Tensor& v, const Tensor& w, const Tensor& b, const Tensor& mean, const Tensor& var, const BatchNormOptions& o) {

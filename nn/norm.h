@@ -6,6 +6,8 @@
 
 namespace halftone::nn {
 
+class Sequential;
+
 struct BatchNormLayerOptions {
   double eps = 1e-5, momentum = 0.1;  // running = (1 - momentum) * running + momentum * batch's
   bool affine = true;                 // whether there are a weight and a bias
@@ -29,8 +31,11 @@ class HT_API BatchNorm : public Module {
     return run(x, [&z](const Tensor& v, const auto&... rest) { return batch_norm_add_relu(v, z, rest...); },
                [&z](const Tensor& y) { return relu(y + z); });
   }
-  // relu(forward(x) + other(z)), as residual blocks with a projection end, in one operator unless options differ; z is like x.
+  // relu(forward(x) + other(z)) in one operator, unless options differ; z is like x.
   Tensor add_relu(const Tensor& x, BatchNorm& other, const Tensor& z);
+  // relu(forward(x) + shortcut(z)), as residual blocks with a projection end: with a batch norm that is the shortcut's last layer as
+  // above. An empty shortcut gives z.
+  Tensor add_relu(const Tensor& x, Sequential& shortcut, const Tensor& z);
   bool keeps_f32() const override { return true; }
   // From now on `f` computes in training; an empty one gives that back to batch_norm. Clones have it, too.
   void train_with(BatchNormFunction f) { function_ = std::move(f); }

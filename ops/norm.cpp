@@ -293,6 +293,7 @@ Metas infer_batch_norm(const Call& c) {
   check_batch_norm(c, x, 1);
   check_like(c, x, 5);
   if (two) {
+    HT_CHECK(c.has(5), c.op->name, ": z is undefined");
     check_batch_norm(c, x, 6);
     HT_CHECK(c.has(3) == c.has(8), c.op->name, ": expected running statistics of both x and z, or of none");
   }
@@ -694,6 +695,7 @@ constinit OpDef batch_norms_relu_grad = {
     .infer = [](const Call& c) -> Metas {
       const Meta& x = c.in[1].meta();
       HT_CHECK(x.shape.rank() >= 2, "batch_norms_relu_grad: expected x [n, channels, ...], got ", x);
+      HT_CHECK(c.has(4) && c.has(5) && c.has(7), "batch_norms_relu_grad: expected relu's result, z and its statistics");
       check_relued(c, x);
       check_like(c, x, 5);
       const uint32_t wanted = c.as<BatchNormAttrs>().wanted;

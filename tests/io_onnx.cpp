@@ -76,6 +76,13 @@ struct Net : nn::Module {
     return head(up(both).mean({2, 3})) * gain;
   }
 };
+struct Projected : nn::Module {
+  nn::Conv2d conv{3, 4, 3, {.stride = 2, .padding = 1, .bias = false}};
+  nn::BatchNorm2d norm{4};
+  nn::Sequential shortcut{nn::Conv2d(3, 4, 1, {.stride = 2}), nn::BatchNorm2d(4, {.affine = false})};
+  HT_FIELDS(conv, norm, shortcut)
+  Tensor forward(const Tensor& x) override { return norm.add_relu(conv(x), shortcut, x); }
+};
 struct Text : nn::Module {
   nn::Embedding embedding{11, 6};
   nn::LayerNorm norm{Shape{6}};
@@ -211,6 +218,8 @@ TEST_CASE("onnxruntime gives our results") {
   write("one", unfused, randn({3, 2, 9}));
   Net net;
   write("block", net, randn({2, 3, 6, 6}));
+  Projected projected;
+  write("projected", projected, randn({2, 3, 6, 6}));
   Text words;
   write("text", words, randint(0, 11, {2, 5}));
   nn::Sequential half{nn::Linear(6, 16), nn::ReLU(), nn::Linear(16, 3)};

@@ -445,6 +445,32 @@ TEST_CASE("a batch norm takes another's result up in one operator, or by itself 
   THROWS(a.add_relu(randn({3, 4, 5, 5}), b, randn({3, 4, 5})), "BatchNorm2d: expected [n, channels, h, w], got [3, 4, 5] (f32)");
 }
 
+TEST_CASE("a batch norm takes up the norm that a shortcut ends with, and any other shortcut's result") {
+  auto projection = [] { return nn::Sequential{nn::Conv2d(3, 4, 1), nn::ReLU(), nn::BatchNorm2d(4)}; };
+  auto ops_of = [](nn::BatchNorm2d& norm, nn::Sequential& shortcut, const Tensor& z) {
+    std::string names;
+    nn::BatchNorm2d own = norm.clone();
+    nn::Sequential own_shortcut = shortcut.clone();
+    Tensor x = randn({2, 4, 6, 6}), together;
+    for (auto& l : amp::trace([&] { together = norm.add_relu(x, shortcut, z); }).lines) names += l.op + " ";
+    check_close(together, relu(own(x) + own_shortcut(z)), 1e-5);
+    auto s = shortcut.state_dict(), t = own_shortcut.state_dict();
+    for (auto& [name, v] : s) check_close(v, t.at(name), 1e-5);
+    return names;
+  };
+  nn::BatchNorm2d norm(4);
+  Tensor z = randn({2, 3, 6, 6});
+  nn::Sequential plain = projection(), apart = projection(), hooked = projection(), other{nn::Conv2d(3, 4, 1)}, empty;
+  apart.fuse(false);
+  int seen = 0;
+  HookHandle after = hooked.register_forward_hook([&](nn::Module&, const Tensor&, const Tensor&) { ++seen; return Tensor(); });
+  const std::string fused = ops_of(norm, plain, z);
+  for (const char* op : {"conv_relu", "batch_norms_relu"}) CHECK(fused.find(op) != std::string::npos);
+  for (nn::Sequential* s : {&apart, &hooked, &other}) CHECK(ops_of(norm, *s, z).find("batch_norms_relu") == std::string::npos);
+  CHECK(ops_of(norm, empty, randn({2, 4, 6, 6})).find("batch_norms_relu") == std::string::npos);
+  CHECK(seen == 1);
+}
+
 TEST_CASE("a layer with a hook runs as itself") {
   nn::Sequential s{nn::Linear(3, 4), nn::ReLU(), nn::Linear(4, 4), nn::GELU()};
   Tensor x = randn({2, 3}), seen;
