@@ -8,9 +8,8 @@
 
 namespace halftone {
 
-// Number of threads kernels use, the caller's included. Default: HALFTONE_NUM_THREADS, else one for each
-// processor that this process may run on, and no more than a container grants it
-// (control groups, version 2).
+// Number of threads kernels use, the caller's included. Default: HALFTONE_NUM_THREADS, else one for each processor that this
+// process may run on, and no more than a container grants it (control groups, version 2).
 HT_API int num_threads();
 HT_API void set_num_threads(int n);
 

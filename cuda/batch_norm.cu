@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(threads, resident_of_two_norms)
 void run_batch_norms_relu_grad(const Call& c, std::span<Tensor> out) {
   const auto a = c.as<BatchNormAttrs>();
   const bool last = !laid_out_like(c.in[1].meta(), c.in[1].dtype()).contiguous();
-  if (!c.has(4) || (!last && norm_planes(c.in[1].shape()).inner > 1)) return batch_norms_relu_grad_by_parts(c, out);
+  if (!last && norm_planes(c.in[1].shape()).inner > 1) return batch_norms_relu_grad_by_parts(c, out);
   const bool by_bits = c.in[4].dtype() == DType::u8;
   const Tensor first = operand(c.in[1], last, by_bits), second = operand(c.in[5], last, by_bits), upper = operand(c.in[0], last, by_bits),
                relued = by_bits ? Tensor() : dense(c.in[4], last), of_x = c.in[3].contiguous(), of_z = c.in[7].contiguous();

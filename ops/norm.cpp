@@ -422,7 +422,6 @@ Tensors fused_batch_norm(const Rule& r, const Tensor& relued = {}) {
 }
 
 constexpr std::array<size_t, 6> inputs_of_norms{0, 1, 2, 5, 6, 7};  // of batch_norms_relu, in the order of its gradients
-constexpr std::array<size_t, 4> affine_of_norms{1, 2, 4, 5};         // those of weights and biases
 
 Tensors composed_batch_norms(const Rule& r) {
   Tensor g = relu_grad(r.out(), r.grad());
@@ -434,10 +433,14 @@ Tensors fused_batch_norms(const Rule& r) {
   auto a = r.as<BatchNormAttrs>();
   a.training = by_batch(r);
   a.wanted = 0;
-  for (size_t k = 0; k < 6; ++k) a.wanted |= r.needs(inputs_of_norms[k]) ? 1u << k : 0u;
   Tensors grads(r.size()), into(6);
+  for (size_t k = 0; k < 6; ++k) {
+    const size_t i = inputs_of_norms[k];
+    if (!r.needs(i)) continue;
+    a.wanted |= 1u << k;
+    if (k % 3 != 0) into[k] = r.destination(i);  // a weight's or bias's
+  }
   if (a.wanted == 0) return grads;
-  for (size_t k : affine_of_norms) if (a.wanted >> k & 1u) into[k] = r.destination(inputs_of_norms[k]);
   const Tensor& relued = r.out(3).numel() > 0 ? r.out(3) : r.out();
   Tensors in{r.grad(), r.in(0), r.in(1), r.out(1), relued, r.in(5), r.in(6), r.out(2)};
   Tensors all = call_all_into(op::batch_norms_relu_grad, std::move(in), Attrs::of(a), std::move(into));
