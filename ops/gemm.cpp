@@ -2,6 +2,7 @@
 #include "halftone/ops/gemm.h"
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -22,18 +23,22 @@ int64_t spacing(int64_t columns) { return columns % 512 == 0 ? columns + 16 : co
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"  // a vector's alignment, of which a template's argument knows nothing
-// to[r][c] = from[c][r] for a tile, a square of vectors at a time.
+// to[r][c] = from[c][r] for a tile, a square of vectors at a time. Numbers of 16 bits are moved as the one such type that Eigen has
+// vectors of everywhere.
 constexpr int64_t tile = 16;
 template <class C> void transpose_tile(const C* from, int64_t from_pitch, C* to, int64_t to_pitch) {
   using namespace Eigen::internal;
-  using Vector = typename packet_traits<C>::type;
+  using Bits = std::conditional_t<sizeof(C) == 2, Eigen::bfloat16, C>;
+  using Vector = typename packet_traits<Bits>::type;
   constexpr int n = unpacket_traits<Vector>::size;
+  auto *in = reinterpret_cast<const Bits*>(from);
+  auto *out = reinterpret_cast<Bits*>(to);
   for (int64_t c = 0; c < tile; c += n)
     for (int64_t r = 0; r < tile; r += n) {
       PacketBlock<Vector, n> square;
-      for (int i = 0; i < n; ++i) square.packet[i] = ploadu<Vector>(from + (c + i) * from_pitch + r);
+      for (int i = 0; i < n; ++i) square.packet[i] = ploadu<Vector>(in + (c + i) * from_pitch + r);
       ptranspose(square);
-      for (int i = 0; i < n; ++i) pstoreu(to + (r + i) * to_pitch + c, square.packet[i]);
+      for (int i = 0; i < n; ++i) pstoreu(out + (r + i) * to_pitch + c, square.packet[i]);
     }
 }
 #pragma GCC diagnostic pop
@@ -65,10 +70,12 @@ template <class C> struct Operand {
       C* to = all + i * outer + j;
       const T* from = v.data + i * outer_step + j * inner_step;
       if (inner_step == 1) {
-        for (int64_t r = 0; r < in; ++r)
-          for (int64_t c = 0; c < jn; ++c) to[r * outer + c] = C(from[r * outer_step + c]);
+        for (int64_t r = 0; r < in; ++r) {
+          if constexpr (std::same_as<T, C>) std::copy_n(from + r * outer_step, jn, to + r * outer);
+          else for (int64_t c = 0; c < jn; ++c) to[r * outer + c] = C(from[r * outer_step + c]);
+        }
       } else if (outer_step == 1 && in == tile && jn == tile) {
-        if constexpr (std::floating_point<C> && std::same_as<T, C>) return transpose_tile(from, inner_step, to, outer);
+        if constexpr (std::same_as<T, C>) return transpose_tile(from, inner_step, to, outer);
         for (int64_t c = 0; c < tile; ++c)
           for (int64_t r = 0; r < tile; ++r) to[r * outer + c] = C(from[c * inner_step + r]);
       } else {
