@@ -44,7 +44,7 @@ class Torch:
         import torch.nn.functional as F
         self.name = "torch " + torch.__version__
         # Of one machine with two frameworks: none gets more threads than the other.
-        self.hows = ["eager", "compile"] if hasattr(torch, "compile") and torch.cuda.is_available() else ["eager"]
+        self.hows = ["eager", "compile", "graph"] if hasattr(torch, "compile") and torch.cuda.is_available() else ["eager"]
         self.wrapped = lambda net: net  # ddp.py trains on several GPUs
 
     def network(self, model, context):
@@ -148,7 +148,7 @@ class Torch:
         if optimizer == "sgd":
             opt = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, **fused)
         else:
-            opt = torch.optim.AdamW(net.parameters(), lr=1e-3, **fused)
+            opt = torch.optim.AdamW(net.parameters(), lr=1e-3, capturable=how == "graph", **fused)
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
         if dtype is torch.float16 and kind == "cpu" and not hasattr(torch.amp, "GradScaler"):
             raise RuntimeError("this PyTorch has no fp16 on the CPU")
@@ -158,8 +158,7 @@ class Torch:
         if how == "compile":
             forward = torch.compile(forward)
 
-        def step(i):
-            x, target = data[i % 2]
+        def train(x, target):
             opt.zero_grad(set_to_none=True)
             with torch.autocast(kind, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
                 loss = F.cross_entropy(forward(x), target)
@@ -168,7 +167,30 @@ class Torch:
             scaler.update()
             return loss
 
-        self.step, self.done, self.memory = step, 0, kind == "cpu" and ProcessMemory()
+        self.step = self.captured(train, data) if how == "graph" else lambda i: train(*data[i % 2])
+        self.done, self.memory = 0, kind == "cpu" and ProcessMemory()
+
+    def captured(self, train, data):
+        """A step whose first calls run on a stream aside, as PyTorch asks for, and the others replay one graph of it on inputs of its own."""
+        inputs, side, graph, loss = [t.clone() for t in data[0]], torch.cuda.Stream(), torch.cuda.CUDAGraph(), None
+
+        def step(i):
+            nonlocal loss
+            for own, given in zip(inputs, data[i % 2]):
+                own.copy_(given)
+            if i < 3:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    eager = train(*inputs)
+                torch.cuda.current_stream().wait_stream(side)
+                return eager
+            if loss is None:
+                with torch.cuda.graph(graph):
+                    loss = train(*inputs)
+            graph.replay()
+            return loss
+
+        return step
 
     def run(self, steps):
         for _ in range(steps):
