@@ -150,12 +150,14 @@ class Chart : Drawing {
   Chart(const std::vector<Curve>& curves, const ChartOptions& o)
       : curves_(curves),
         o_(o),
+        height_(o.height),
         top_(o.title.empty() ? 44 : 68),
         right_(o.width - 24),
         bottom_(o.height - (o.x_label.empty() ? 36 : 56)),
         left_(o.y_label.empty() ? 60 : 80),
         x_(0, 0, false, false, 1),
         y_(0, 0, false, false, 1) {
+    place_names();
     double low[2] = {INFINITY, INFINITY}, high[2] = {-INFINITY, -INFINITY};
     for (const Curve& c : curves) {
       for (size_t i = 0; i < c.y.size(); ++i) {
@@ -169,7 +171,7 @@ class Chart : Drawing {
   }
 
   std::string svg() {
-    head(o_.width, o_.height);
+    head(o_.width, height_);
     title(left_, o_.title);
     legend(o_.title.empty() ? 24 : 50);
     axes();
@@ -183,13 +185,24 @@ class Chart : Drawing {
   double across(double share) const { return left_ + share * (right_ - left_); }
   double up(double share) const { return bottom_ - share * (bottom_ - top_); }
 
-  void legend(double y) {
-    double x = left_;
+  // In rows, as many as the names need: with more than one the chart is higher.
+  void place_names() {
+    constexpr int row = 18;
+    Point at{static_cast<double>(left_), 0};
+    for (const Curve& c : curves_) {
+      const double width = 24 + 6.6 * static_cast<double>(c.name.size());
+      if (at.x > left_ && at.x + width > right_) at = {static_cast<double>(left_), at.y + row};
+      names_.push_back(at);
+      at.x += width + 24;
+    }
+    for (int* edge : {&top_, &bottom_, &height_}) *edge += static_cast<int>(at.y);
+  }
+  void legend(double top) {
     for (size_t i = 0; i < curves_.size(); ++i) {
+      const double x = names_[i].x, y = top + names_[i].y;
       add("<rect x=\"", px(x), "\" y=\"", px(y - 6), "\" width=\"18\" height=\"3\" rx=\"1.5\" fill=\"",
           palette[i % palette.size()], "\"/>\n");
       text(x + 24, y, "start", curves_[i].name, "fill=\"#333333\"");
-      x += 48 + 6.6 * static_cast<double>(curves_[i].name.size());
     }
   }
   void axes() {
@@ -202,7 +215,7 @@ class Chart : Drawing {
       text(across(t.at), bottom_ + 19, "middle", t.label, grey);
     }
     line(left_, bottom_, right_, bottom_, axis);
-    if (!o_.x_label.empty()) text((left_ + right_) / 2.0, o_.height - 12, "middle", o_.x_label, "fill=\"#333333\"");
+    if (!o_.x_label.empty()) text((left_ + right_) / 2.0, height_ - 12, "middle", o_.x_label, "fill=\"#333333\"");
     if (!o_.y_label.empty()) {
       const double y = (top_ + bottom_) / 2.0;
       text(20, y, "middle", o_.y_label, "fill=\"#333333\" transform=\"rotate(-90 20 " + px(y) + ")\"");
@@ -232,7 +245,9 @@ class Chart : Drawing {
 
   const std::vector<Curve>& curves_;
   const ChartOptions& o_;
-  int top_, right_, bottom_, left_;  // of the plot, in pixels
+  int height_;                       // in pixels
+  int top_, right_, bottom_, left_;  // of the plot
+  std::vector<Point> names_;         // where the legend has them, below its top
   Axis x_, y_;
 };
 

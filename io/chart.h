@@ -16,7 +16,7 @@ struct Curve {
 struct ChartOptions {
   std::string title = {}, x_label = {}, y_label = {};
   bool log_y = false;             // a logarithmic axis; values of 0 and less are gaps
-  int width = 720, height = 420;  // pixels
+  int width = 720, height = 420;  // pixels; 18 more in height for each row of the legend after its first
 };
 
 // The chart as SVG text. Throws Error when a curve's x and y have different lengths, or the size is below 200 x 150.

@@ -111,6 +111,13 @@ TEST_CASE("a chart has a line for each curve, ticks at round numbers, a legend")
   for (const char* tick : {">0.0<", ">0.5<", ">2.5<", ">10<", ">40<"}) CHECK(count(svg, tick) == 1);
 }
 
+TEST_CASE("names that do not fit beside each other begin new rows of the legend, and the chart is higher") {
+  std::vector<Curve> curves(8, {"a curve with a name", {1, 2}});
+  const std::string svg = line_chart(curves, {.width = 600});  // three in a row
+  for (int row : {0, 1, 2}) CHECK(count(svg, text::cat("y=\"", 24 + 18 * row, ".0\" text-anchor=\"start\"")) == (row < 2 ? 3 : 2));
+  CHECK(svg.find("width=\"600\" height=\"456\"") != std::string::npos);
+}
+
 TEST_CASE("gaps split a curve, and a lone point is a dot") {
   const std::string svg = line_chart({{"a", {1, 2, not_a_number, 3, infinite, 1, 2}}});
   CHECK(count(svg, "<polyline") == 2);
