@@ -149,26 +149,27 @@ class Bench {
 
   // How a perceptron's step grows with its batch and with its width, so that a cliff is seen.
   void run_sizes() {
-    std::vector<io::Curve> curves;
-    auto add = [&](const std::string& what, int64_t size, const Workload& w) {
-      for (auto& r : run(w)) {
-        const std::string name = text::cat(r.mode.peer, ", ", r.mode.name(), ", ", what);
-        auto curve = std::find_if(curves.begin(), curves.end(), [&](auto& c) { return c.name == name; });
-        if (curve == curves.end()) curve = curves.insert(curves.end(), io::Curve{name, {}});
-        curve->x.push_back(std::log2(size));
-        curve->y.push_back(r.median());
-      }
+    auto chart = [&](const char* growing, const char* fixed, int64_t least, auto workload) {
+      constexpr int64_t most = 4096;
+      std::vector<io::Curve> curves;
+      for (int64_t n = least; n <= most; n *= 2)
+        for (auto& r : run(workload(n))) {
+          const std::string name = text::cat(r.mode.peer, ", ", r.mode.name());
+          auto curve = std::find_if(curves.begin(), curves.end(), [&](auto& c) { return c.name == name; });
+          if (curve == curves.end()) curve = curves.insert(curves.end(), io::Curve{name, {}});
+          curve->x.push_back(std::log2(n));
+          curve->y.push_back(r.median());
+        }
+      io::save_chart(text::cat(o_.out, "/sizes_", growing, ".svg"), curves,
+                     {.title = text::cat("A step of a perceptron of three layers, ", fixed, ", on ", chip()),
+                      .x_label = text::cat(growing, ", as a power of 2"),
+                      .y_label = "ms",
+                      .log_y = true,
+                      .width = 900});
     };
-    constexpr int64_t most = 4096;
-    for (int64_t n = 1; n <= most; n *= 2) add("width 256, over its batch", n, perceptron_workload("mlp_batch", {256, 256, 256, 10}, n));
-    for (int64_t n = 16; n <= most; n *= 2) add("batch 64, over its width", n, perceptron_workload(text::cat("mlp_width_", n), {n, n, n, 10}, 64));
-    io::save_chart(o_.out + "/sizes.svg", curves,
-                   {.title = "A step of a perceptron of three layers on " + chip(),
-                    .x_label = "batch or width, as a power of 2",
-                    .y_label = "ms",
-                    .log_y = true,
-                    .width = 900});
-    std::printf("\n%s/bench.jsonl has these figures, %s/sizes.svg the chart\n", o_.out.c_str(), o_.out.c_str());
+    chart("batch", "width 256", 1, [](int64_t n) { return perceptron_workload("mlp_batch", {256, 256, 256, 10}, n); });
+    chart("width", "batch 64", 16, [](int64_t n) { return perceptron_workload(text::cat("mlp_width_", n), {n, n, n, 10}, 64); });
+    std::printf("\n%s/bench.jsonl has these figures; sizes_batch.svg and sizes_width.svg beside it show them\n", o_.out.c_str());
   }
 
   // The chart, and where mixed precision loses.
@@ -246,7 +247,7 @@ class Bench {
 
   void tell(const Workload& w, const std::vector<Row>& rows) {
     std::printf("\n%s, batch %s, %s\n", w.name.c_str(), w.size().c_str(), w.adam ? "AdamW" : "SGD with momentum");
-    std::printf("  %-16s %-6s %-8s %9s %19s %11s %8s %6s %6s %9s %8s %7s %7s %6s %6s\n", "", "", "", "step, ms", "10 % to 90 %", "samples/s",
+    std::printf("  %-16s %-6s %-8s %9s %19s %8s %11s %8s %6s %6s %9s %8s %7s %7s %6s %6s\n", "", "", "", "step, ms", "10 % to 90 %", "host, ms", "samples/s",
                 "TFLOP/s", "of mm", "of cp", "peak MiB", text::cat("loss ", o_.first_steps).c_str(), "-fp32", "skipped", "calls", "casts");
     io::BarGroup group{text::cat(w.name, ", batch ", w.size()), {}};
     double flops = 0;
@@ -261,10 +262,11 @@ class Bench {
       const bool ours = is_ours(r);
       // What a peer does not tell is a dash.
       auto known = [&](auto v) { return ours ? std::to_string(v) : "-"; };
-      std::printf("  %-16s %-6s %-8s %9.3f %19s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %7s %7s %6s %6s\n",
+      auto told = [](double v) { return std::isfinite(v) ? short_number(v) : "-"; };
+      std::printf("  %-16s %-6s %-8s %9.3f %19s %8s %11.0f %8.3g %5.0f%% %6s %9s %8.4f %7s %7s %6s %6s\n",
                   ours ? "halftone" : r.mode.peer.substr(0, 16).c_str(), r.mode.precision.c_str(), r.mode.how.c_str(), ms, short_range(r).c_str(),
-                  rate, tflops, 100 * share, ours ? text::cat(std::lround(100 * moved), "%").c_str() : "-",
-                  std::isfinite(r.figures.peak_mib) ? short_number(r.figures.peak_mib).c_str() : "-", r.figures.loss, signed_percent(apart).c_str(),
+                  told(r.figures.host_ms).c_str(), rate, tflops, 100 * share, ours ? text::cat(std::lround(100 * moved), "%").c_str() : "-",
+                  told(r.figures.peak_mib).c_str(), r.figures.loss, signed_percent(apart).c_str(),
                   known(r.figures.skipped_steps).c_str(), known(r.figures.kernel_calls).c_str(), known(r.figures.casts).c_str());
       io::Fields record{{"case", w.name},
                         {"batch", w.batch},
@@ -276,6 +278,7 @@ class Bench {
                         {"hi", r.quantile(0.9)},
                         {"peak_mib", r.figures.peak_mib},
                         {"setup_s", r.figures.setup_s},
+                        {"host_ms", r.figures.host_ms},
                         {"samples_per_s", rate},
                         {"tflops", tflops},
                         {"share_of_product", share},
@@ -378,7 +381,7 @@ int main(int argc, char** argv) {
   app.add_flag("--eager-only", o.eager_only, "leave captured steps out");
   app.add_flag("--captured-only", o.captured_only, "leave eager steps out, of ours");
   app.add_flag("--profile", o.profile, "the time of each operator in an eager step, too");
-  app.add_flag("--sizes", o.sizes, "a perceptron of growing batch and width instead of models: OUT gets sizes.svg");
+  app.add_flag("--sizes", o.sizes, "a perceptron of growing batch and width instead of models: OUT gets sizes_batch.svg and sizes_width.svg");
   app.add_flag("--memory", o.memory, "nothing but by how many MiB the first steps of one model in one precision let the process grow");
   app.add_option("--out", o.out, "folder for figures and chart")->capture_default_str();
   app.footer(

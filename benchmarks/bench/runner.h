@@ -1,5 +1,7 @@
 #pragma once
 // Ways of training a workload whose steps are timed: ours, in a precision, eager or captured; and those of peers.
+#include <cmath>
+
 #include "halftone/benchmarks/models.h"
 
 namespace benchmarks {
@@ -18,6 +20,7 @@ struct StepFigures {
   double loss = 0;           // after Runner's first steps; NaN where a peer does not say
   double peak_mib = 0;       // of a GPU's memory, by this runner; on the CPU by how much the process grew since before the first step
   double setup_s = 0;
+  double host_ms = NAN;      // of a GPU's steps, until the calls of one return that has the device for itself; NaN where a peer does not say
   int64_t skipped_steps = 0, kernel_calls = 0, casts = 0;  // a step's; kernel_calls: operators that compute, views left out
   double moved_bytes = 0;    // that those read and write
   double flops = 0;          // of a step's products, forward and backward, in whatever precision
