@@ -5,6 +5,7 @@
 #include "halftone/nn/conv.h"
 #include "halftone/nn/linear.h"
 #include "halftone/nn/norm.h"
+#include "halftone/nn/pool.h"
 #include "halftone/ops/binary.h"
 
 namespace halftone::nn {
@@ -39,12 +40,26 @@ Tensor Sequential::fused(Module& first, Module& second, const Tensor& x) try {
   throw;
 }
 
+// The largest element stays the largest under relu, whose gradient reaches the same element or none. What a batch norm makes of its
+// relu costs nothing.
+bool Sequential::pools_first(size_t i, size_t count) const {
+  if (!fuse_ || i + 1 >= count || (i > 0 && as_batch_norm(layers_[i - 1].get()))) return false;
+  Module &relu = layers_[i].get(), &pool = layers_[i + 1].get();
+  const bool largest = exactly<MaxPool1d>(pool) || exactly<MaxPool2d>(pool) || exactly<AdaptiveMaxPool1d>(pool) || exactly<AdaptiveMaxPool2d>(pool);
+  return largest && exactly<ReLU>(relu) && !relu.observed() && !pool.observed();
+}
+
 Tensor Sequential::forward(const Tensor& x) { return first_layers(layers_.size(), x); }
 
 Tensor Sequential::first_layers(size_t count, const Tensor& x) {
   Tensor y = x;
   for (size_t i = 0; i < count; ++i) {
-    Tensor both = fuse_ && i + 1 < count ? fused(layers_[i].get(), layers_[i + 1].get(), y) : Tensor();
+    if (pools_first(i, count)) {
+      y = layers_[i](layers_[i + 1](y));
+      ++i;
+      continue;
+    }
+    Tensor both = fuse_ && i + 1 < count && !pools_first(i + 1, count) ? fused(layers_[i].get(), layers_[i + 1].get(), y) : Tensor();
     if (!both.defined()) y = layers_[i](y);
     else {
       y = both;

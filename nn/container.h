@@ -45,9 +45,9 @@ class HT_API ModuleList : public Module {
   const Any& at(size_t i) const;
 };
 
-// Layers called one after the other. A Linear that a ReLU or GELU follows runs with it as one fused operator, and so do
-// Conv2d and BatchNorm with a ReLU: names, state and, in f32, results stay; a 16-bit result is rounded once instead of
-// twice. fuse(false) turns that off.
+// Layers called one after the other. A Linear that a ReLU or GELU follows runs with it as one fused operator, and so do Conv2d and
+// BatchNorm with a ReLU: names, state and, in f32, results stay; a 16-bit result is rounded once instead of twice. A ReLU runs behind
+// the max pool that follows it, on fewer elements; the result is the same, but for a zero's sign. fuse(false) turns all that off.
 class HT_API Sequential : public ModuleList {
  public:
   Sequential() = default;
@@ -71,6 +71,8 @@ class HT_API Sequential : public ModuleList {
   Tensor first_layers(size_t count, const Tensor& x);
   // second(first(x)) by one operator, where there is one; else undefined.
   static Tensor fused(Module& first, Module& second, const Tensor& x);
+  // Whether layer i is a ReLU that runs behind the next, a max pool.
+  bool pools_first(size_t i, size_t count) const;
   bool fuse_ = true;
 };
 

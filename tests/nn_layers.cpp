@@ -1,4 +1,5 @@
 // Layers: what they compute, what Sequential fuses, and what a call costs.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -37,7 +38,10 @@ void check_close(const Tensor& a, const Tensor& b, double tolerance = 1e-6) {
   auto x = a.detach().to_vector<double>(), y = b.detach().to_vector<double>();
   for (size_t i = 0; i < x.size(); ++i) CHECK(x[i] == Approx(y[i]).margin(tolerance));
 }
-bool same_bits(const Tensor& a, const Tensor& b) { return a.to_vector<double>() == b.to_vector<double>(); }
+// One NaN is as good as another, and so is one zero.
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return std::ranges::equal(a.to_vector<double>(), b.to_vector<double>(), [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
 
 }  // namespace
 
@@ -469,6 +473,55 @@ TEST_CASE("a batch norm takes up the norm that a shortcut ends with, and any oth
   for (nn::Sequential* s : {&apart, &hooked, &other}) CHECK(ops_of(norm, *s, z).find("batch_norms_relu") == std::string::npos);
   CHECK(ops_of(norm, empty, randn({2, 4, 6, 6})).find("batch_norms_relu") == std::string::npos);
   CHECK(seen == 1);
+}
+
+TEST_CASE("a relu runs behind the max pool that follows it, with the same results and gradients") {
+  auto run = [](nn::Sequential& net, const Tensor& x, const Tensor& g) {
+    Tensor in = x.detach().requires_grad_(), y;
+    std::string names;
+    for (auto& l : amp::trace([&] { y = net(in); }).lines) names += l.op + " ";
+    y.backward({.gradient = g});
+    return std::tuple{y.detach(), in.grad(), names};
+  };
+  auto check_on = [&](Device device, nn::Sequential net, const Shape& shape, bool behind) {
+    net.to(device);
+    nn::Sequential apart = net.clone().fuse(false);
+    for (DType t : {DType::f32, DType::f16, DType::bf16}) {
+      Tensor x = randint(-3, 4, shape).to(t);  // many are equal
+      x.view({-1}).slice(0, 3, 4).fill_(NAN);
+      x.view({-1}).slice(0, 9, 10).fill_(INFINITY);
+      x = x.to(device);
+      Tensor g = randn(net(x).shape()).to(t).to(device);
+      auto [y, dx, names] = run(net, x, g);
+      auto [z, dz, own] = run(apart, x, g);
+      CHECK(same_bits(y, z));
+      CHECK(same_bits(dx, dz));
+      CHECK((names.find("relu") > names.find("max_pool")) == behind);
+      CHECK(own.find("relu") < own.find("max_pool"));
+    }
+  };
+  auto check = [&](const nn::Sequential& net, const Shape& shape, bool behind) {
+    check_on(Device::cpu(), net.clone(), shape, behind);
+    if (!devices(DeviceType::cuda).empty()) check_on(Device::cuda(), net.clone(), shape, behind);
+  };
+  check(nn::Sequential{nn::ReLU(), nn::MaxPool2d(2)}, {2, 3, 6, 8}, true);
+  check(nn::Sequential{nn::ReLU(), nn::MaxPool2d(3, {.stride = 2, .padding = 1})}, {2, 3, 7, 5}, true);
+  check(nn::Sequential{nn::ReLU(), nn::MaxPool1d(3, {.stride = 1})}, {2, 3, 9}, true);
+  check(nn::Sequential{nn::ReLU(), nn::AdaptiveMaxPool2d({3, 2})}, {2, 3, 7, 5}, true);
+  check(nn::Sequential{nn::BatchNorm2d(3), nn::ReLU(), nn::MaxPool2d(2)}, {4, 3, 4, 6}, false);
+  check(nn::Sequential{nn::Tanh(), nn::Sequential{nn::ReLU()}, nn::MaxPool2d(2)}, {2, 3, 6, 8}, false);
+
+  nn::Sequential cnn{nn::Conv2d(1, 4, 3), nn::ReLU(), nn::MaxPool2d(2)}, hooked = cnn.clone();
+  Tensor before, after;
+  HookHandle hook = hooked[1].register_forward_hook([&](nn::Module&, const Tensor& in, const Tensor& out) { before = in, after = out; return Tensor(); });
+  Tensor x = randn({2, 1, 8, 8}), g = randn({2, 4, 3, 3});
+  auto [y, dx, names] = run(cnn, x, g);
+  auto [z, dz, own] = run(hooked, x, g);
+  CHECK(names.starts_with("conv max_pool relu "));
+  CHECK(own.starts_with("conv relu max_pool "));
+  CHECK(same_bits(after, relu(before)));
+  CHECK(same_bits(y, z));
+  CHECK(same_bits(dx, dz));
 }
 
 TEST_CASE("a layer with a hook runs as itself") {
