@@ -34,9 +34,10 @@ template <int pointers> struct Table {
 // Gathers tensors, and launches when the table is full and at the end. Keeps what it was given alive till then.
 template <int pointers, class Launch> class Gather {
  public:
-  // Many blocks when there is little, long chunks when there is much: by sizes alone, so sums have one order.
+  // As many blocks as run at once, or more with long chunks: by sizes alone, so sums have one order.
   Gather(int64_t elements, Launch launch) : launch_(launch) {
-    table_.chunk = elements < 1 << 19 ? smallest_chunk : elements < 1 << 22 ? 2048 : 8192;
+    constexpr int64_t at_once = 512, longest = 8192;
+    table_.chunk = std::clamp(ceil_div(elements, at_once * smallest_chunk) * smallest_chunk, smallest_chunk, longest);
     clear();
   }
   void add(const std::array<void*, pointers>& data, int64_t count, const Tensor& keep = {}) {
