@@ -61,6 +61,14 @@ inline const Tensor& item(const Call& c, int n, size_t k, int i) { return c.in[l
 template <class Op> inline constexpr bool has_memory = requires { Op::first_memory; };
 template <class Op> inline constexpr bool directs = requires { Op::directs; };
 
+// b to the power of n, by squares: on a GPU all of a block wait for the thread that computes it, and pow() takes several times as long. Errs by
+// n units in the last place or so.
+HT_HD inline double power(double b, int64_t n) {
+  double product = 1;
+  for (; n > 0; n /= 2, b *= b)
+    if (n % 2 == 1) product *= b;
+  return product;
+}
 // Moments of the gradient: first decays with beta1, second with beta2.
 template <class C> HT_HD void follow_moments(C g, C& m, C& v, double beta1, double beta2) {
   m += (g - m) * static_cast<C>(1 - beta1);
@@ -98,8 +106,7 @@ struct HT_API Adam {
 
   template <class C> struct Now { C lr, correction1, root2; };
   template <class C> HT_HD Now<C> now(double lr, int64_t step, double) const {
-    auto t = static_cast<double>(step + 1);
-    return {static_cast<C>(lr), static_cast<C>(1 - ::pow(beta1, t)), static_cast<C>(::sqrt(1 - ::pow(beta2, t)))};
+    return {static_cast<C>(lr), static_cast<C>(1 - power(beta1, step + 1)), static_cast<C>(::sqrt(1 - power(beta2, step + 1)))};
   }
   template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>& t) const {
     if (maximize) g = -g;
@@ -122,7 +129,7 @@ struct HT_API Adamax {
 
   template <class C> struct Now { C rate; };
   template <class C> HT_HD Now<C> now(double lr, int64_t step, double) const {
-    return {static_cast<C>(lr / (1 - ::pow(beta1, static_cast<double>(step + 1))))};
+    return {static_cast<C>(lr / (1 - power(beta1, step + 1)))};
   }
   template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>& t) const {
     if (maximize) g = -g;
@@ -149,7 +156,7 @@ struct HT_API Nadam {
   template <class C> HT_HD Now<C> now(double lr, int64_t step, double product) const {
     double momentum = momentum_at(step + 1), next = momentum_at(step + 2), now = product * momentum;
     return {static_cast<C>(lr), static_cast<C>(lr * (1 - momentum) / (1 - now)), static_cast<C>(lr * next / (1 - now * next)),
-            static_cast<C>(::sqrt(1 - ::pow(beta2, static_cast<double>(step + 1))))};
+            static_cast<C>(::sqrt(1 - power(beta2, step + 1)))};
   }
   template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>& t) const {
     if (maximize) g = -g;
@@ -172,9 +179,9 @@ struct HT_API Radam {
   template <class C> struct Now { C lr, rate, root2, rectification; };  // rectification 0: the variance is not known yet
   template <class C> HT_HD Now<C> now(double lr, int64_t step, double) const {
     auto t = static_cast<double>(step + 1);
-    double power = ::pow(beta2, t), most = 2 / (1 - beta2) - 1, length = most - 2 * t * power / (1 - power);
+    double decayed = power(beta2, step + 1), most = 2 / (1 - beta2) - 1, length = most - 2 * t * decayed / (1 - decayed);
     double r = length > 5 ? ::sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)) : 0;
-    return {static_cast<C>(lr), static_cast<C>(lr / (1 - ::pow(beta1, t))), static_cast<C>(::sqrt(1 - power)), static_cast<C>(r)};
+    return {static_cast<C>(lr), static_cast<C>(lr / (1 - power(beta1, step + 1))), static_cast<C>(::sqrt(1 - decayed)), static_cast<C>(r)};
   }
   template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>& t) const {
     if (maximize) g = -g;
@@ -283,8 +290,7 @@ struct HT_API Lamb {
 
   template <class C> struct Now { C correction1, root2; };
   template <class C> HT_HD Now<C> now(double, int64_t step, double) const {
-    auto t = static_cast<double>(step + 1);
-    return {static_cast<C>(1 - ::pow(beta1, t)), static_cast<C>(::sqrt(1 - ::pow(beta2, t)))};
+    return {static_cast<C>(1 - power(beta1, step + 1)), static_cast<C>(::sqrt(1 - power(beta2, step + 1)))};
   }
   template <class C> HT_HD C operator()(C p, C g, C* s, const Now<C>& t) const {
     if (maximize) g = -g;

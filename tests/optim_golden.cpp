@@ -82,6 +82,14 @@ TEST_CASE("twenty steps in f64 are PyTorch's") {
   }
 }
 
+TEST_CASE("powers by squares are powers") {
+  for (double b : {0.0, 0.5, 0.9, 0.95, 0.999, 0.9999, 1.0})
+    for (int64_t n : {0, 1, 2, 3, 20, 999, 1000, 123'457, 10'000'000}) {
+      const double exact = std::pow(b, static_cast<double>(n));
+      CHECK(std::abs(update::power(b, n) - exact) <= static_cast<double>(n) * 0x1p-53 * exact);
+    }
+}
+
 TEST_CASE("every optimizer: a skipped step changes no bit, state goes round in the middle, f32 follows f64, nothing waits") {
   for (auto& [name, make, shape] : cases()) {
     INFO(name);
