@@ -132,6 +132,8 @@ class Torch:
         self.kind = kind
         if kind == "cuda":
             torch.cuda.set_device(device if ":" in device else 0)
+            if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+                torch._C._cuda_clearCublasWorkspaces()  # a stream's stays for ever
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
