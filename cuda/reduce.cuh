@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(reduce_threads)
     const int64_t o = first + tx;
     State s = R::none();
     if (o < outputs)
-#pragma unroll 16
+#pragma unroll 4
       for (int64_t i = ty; i < splits; i += down) s = R::merge(s, parts[i * outputs + o]);
     memory[t] = s;
     for (int half = down / 2; half > 0; half /= 2) {
