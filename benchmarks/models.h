@@ -118,12 +118,13 @@ inline nn::Sequential perceptron(const std::vector<int64_t>& widths) {
 // A network, its batch, its optimizer.
 struct Workload {
   std::string name, model;  // model: as peers know it
-  std::function<std::unique_ptr<nn::Module>()> network;
+  std::function<std::unique_ptr<nn::Module>(const Shape& example)> make;
   int64_t batch;
   Shape example;            // of one input; [context] token numbers where there is a vocabulary
   int64_t classes, vocabulary = 0;
   bool adam = false;        // AdamW, else SGD with momentum
 
+  std::unique_ptr<nn::Module> network() const { return make(example); }
   Shape input() const {
     Shape s{batch};
     for (int64_t d : example) s.push_back(d);
@@ -144,23 +145,23 @@ template <class M> std::unique_ptr<nn::Module> owned(M&& m) { return std::make_u
 inline Workload perceptron_workload(const std::string& name, const std::vector<int64_t>& widths, int64_t batch) {
   std::string model = "mlp";
   for (int64_t w : widths) model += (model == "mlp" ? ":" : ",") + std::to_string(w);
-  return {name, model, [widths] { return owned(perceptron(widths)); }, batch, {widths.front()}, widths.back()};
+  return {name, model, [widths](const Shape&) { return owned(perceptron(widths)); }, batch, {widths.front()}, widths.back()};
 }
 inline Workload gpt_workload(const std::string& name, int64_t layers, int64_t heads, int64_t width, int64_t vocabulary, int64_t context,
                              int64_t batch) {
   return {name, text::cat("gpt:", layers, ",", heads, ",", width, ",", vocabulary),
-          [=] { return owned(Gpt(vocabulary, context, layers, heads, width)); }, batch, {context}, vocabulary, vocabulary, true};
+          [=](const Shape& row) { return owned(Gpt(vocabulary, row[0], layers, heads, width)); }, batch, {context}, vocabulary, vocabulary, true};
 }
 inline std::vector<Workload> workloads() {
-  auto lenet = [] {
+  auto lenet = [](const Shape&) {
     return owned(nn::Sequential{nn::Conv2d(1, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
                                 nn::Linear(9216, 128), nn::ReLU(), nn::Linear(128, 10)});
   };
   return {perceptron_workload("mlp_small", {784, 256, 128, 10}, 128),
           perceptron_workload("mlp_wide", {4096, 4096, 4096, 4096, 1000}, 8192),
           {"lenet", "lenet", lenet, 256, {1, 28, 28}, 10, 0, true},
-          {"resnet18", "resnet18", [] { return owned(residual_network({2, 2, 2, 2}, false, true, 10)); }, 512, {3, 32, 32}, 10},
-          {"resnet50", "resnet50", [] { return owned(residual_network({3, 4, 6, 3}, true, false, 1000)); }, 256, {3, 224, 224}, 1000},
+          {"resnet18", "resnet18", [](const Shape&) { return owned(residual_network({2, 2, 2, 2}, false, true, 10)); }, 512, {3, 32, 32}, 10},
+          {"resnet50", "resnet50", [](const Shape&) { return owned(residual_network({3, 4, 6, 3}, true, false, 1000)); }, 256, {3, 224, 224}, 1000},
           gpt_workload("gpt2", 12, 12, 768, 50304, 1024, 32),
           gpt_workload("gpt_small", 6, 8, 256, 1024, 128, 8)};
 }
