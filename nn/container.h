@@ -70,9 +70,9 @@ class HT_API Sequential : public ModuleList {
   friend class BatchNorm;
   Tensor first_layers(size_t count, const Tensor& x);
   // second(first(x)) by one operator, where there is one; else undefined.
-  static Tensor fused(Module& first, Module& second, const Tensor& x);
+  static Tensor fused(Any& first, Any& second, const Tensor& x);
   // Whether layer i is a ReLU that runs behind the next, a max pool.
-  bool pools_first(size_t i, size_t count) const;
+  bool pools_first(size_t i, size_t count);
   bool fuse_ = true;
 };
 

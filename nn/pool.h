@@ -10,6 +10,7 @@ class HT_API MaxPool1d : public Module {
   explicit MaxPool1d(Size kernel, MaxPool1dOptions o = {}) : kernel_(kernel), options_(o) {}
   HT_FIELDS()
   Tensor forward(const Tensor& x) override { return max_pool1d(x, kernel_, options_); }
+  const MaxPool1dOptions& options() const { return options_; }
 
  private:
   Size kernel_;
@@ -20,6 +21,7 @@ class HT_API MaxPool2d : public Module {
   explicit MaxPool2d(Size2 kernel, MaxPool2dOptions o = {}) : kernel_(kernel), options_(o) {}
   HT_FIELDS()
   Tensor forward(const Tensor& x) override { return max_pool2d(x, kernel_, options_); }
+  const MaxPool2dOptions& options() const { return options_; }
 
  private:
   Size2 kernel_;

@@ -509,6 +509,9 @@ TEST_CASE("a relu runs behind the max pool that follows it, with the same result
   check(nn::Sequential{nn::ReLU(), nn::MaxPool1d(3, {.stride = 1})}, {2, 3, 9}, true);
   check(nn::Sequential{nn::ReLU(), nn::AdaptiveMaxPool2d({3, 2})}, {2, 3, 7, 5}, true);
   check(nn::Sequential{nn::BatchNorm2d(3), nn::ReLU(), nn::MaxPool2d(2)}, {4, 3, 4, 6}, false);
+  // The largest of a window that lies in the padding is -inf.
+  check(nn::Sequential{nn::ReLU(), nn::MaxPool1d(2, {.stride = 3, .padding = 1, .dilation = 4})}, {2, 3, 3}, false);
+  check(nn::Sequential{nn::ReLU(), nn::MaxPool2d({3, 2}, {.stride = Size2(1, 3), .padding = Size2(0, 1), .dilation = 2, .ceil_mode = true})}, {1, 2, 6, 1}, false);
   check(nn::Sequential{nn::Tanh(), nn::Sequential{nn::ReLU()}, nn::MaxPool2d(2)}, {2, 3, 6, 8}, false);
 
   nn::Sequential cnn{nn::Conv2d(1, 4, 3), nn::ReLU(), nn::MaxPool2d(2)}, hooked = cnn.clone();
@@ -534,6 +537,22 @@ TEST_CASE("a layer with a hook runs as itself") {
   after.remove();
   before.remove();
   CHECK(s(x).abs().max().item() > 0);
+}
+
+TEST_CASE("a hook may be on what a Sequential holds a layer in") {
+  auto shapes = [](nn::Sequential net, size_t layer, const Tensor& x) {
+    std::vector<Shape> seen;
+    HookHandle hook = (net.begin() + static_cast<std::ptrdiff_t>(layer))->register_forward_hook([&](nn::Module&, const Tensor& in, const Tensor& out) {
+      seen = {in.shape(), out.shape()};
+      return Tensor();
+    });
+    net(x);
+    return seen;
+  };
+  CHECK(shapes(nn::Sequential{nn::ReLU(), nn::MaxPool1d(2)}, 0, randn({1, 1, 6})) == std::vector<Shape>{{1, 1, 6}, {1, 1, 6}});
+  CHECK(shapes(nn::Sequential{nn::ReLU(), nn::MaxPool1d(2)}, 1, randn({1, 1, 6})) == std::vector<Shape>{{1, 1, 6}, {1, 1, 3}});
+  CHECK(shapes(nn::Sequential{nn::Linear(3, 4), nn::ReLU()}, 0, randn({2, 3})) == std::vector<Shape>{{2, 3}, {2, 4}});
+  CHECK(shapes(nn::Sequential{nn::Linear(3, 4), nn::ReLU()}, 1, randn({2, 3})) == std::vector<Shape>{{2, 4}, {2, 4}});
 }
 
 TEST_CASE("fusing makes a 16-bit result more accurate, rounding it once") {
