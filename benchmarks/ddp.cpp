@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "halftone/benchmarks/models.h"
+#include "halftone/benchmarks/options.h"
 #include "halftone/halftone.h"
 
 namespace ht = halftone;
@@ -146,7 +147,7 @@ int main(int argc, char** argv) try {
   app.add_option("--ranks", o.ranks, "groups of so many threads, one after the other; none: the processes that mpirun or srun started");
   app.add_option("--models", o.models, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2 gpt_small")->capture_default_str();
   app.add_option("--precisions", o.precisions, "fp32 fp16 bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
-  app.add_option("--rounds", o.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rounds", o.rounds, "interleaved rounds")->check(positive_number, "POSITIVE")->capture_default_str();
   app.add_option("--tune", o.plans, "choose kernels by timing them first, and keep the choices in this file");
   app.add_flag("--compress", o.compress, "gradients travel in the 16 bits of the precision");
   app.add_flag("--sharded", o.sharded, "each rank keeps a share of the optimizer's states");

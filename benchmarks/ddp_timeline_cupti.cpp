@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "halftone/benchmarks/models.h"
+#include "halftone/benchmarks/options.h"
 #include "halftone/halftone.h"
 
 namespace ht = halftone;
@@ -186,7 +187,7 @@ int main(int argc, char** argv) try {
   int ranks = 2;
   std::string model = "resnet50", trace, chart;
   CLI::App app("Shows which kernels of a training step run while gradients are reduced");
-  app.add_option("--ranks", ranks, "GPUs")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--ranks", ranks, "GPUs")->check(positive_number, "POSITIVE")->capture_default_str();
   app.add_option("--model", model, "mlp_small mlp_wide lenet resnet18 resnet50 gpt2")->capture_default_str();
   app.add_option("--trace", trace, "a file for ui.perfetto.dev: the first GPU's kernels");
   app.add_option("--chart", chart, "an SVG file: the first GPU's step");

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "halftone/benchmarks/options.h"
 #include "halftone/halftone.h"
 
 namespace ht = halftone;
@@ -127,9 +128,9 @@ int main(int argc, char** argv) try {
   CLI::App app("Times epochs by a loader against as many steps on batches made before; one JSON line a kind");
   app.add_option("--data", folder, "folder with the four files of Fashion-MNIST or MNIST, plain or .gz")->capture_default_str();
   app.add_option("--device", place, "cpu or cuda")->capture_default_str();
-  app.add_option("--rounds", rounds, "epochs of each kind")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", batch, "examples a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steps", steps, "steps of the CNN in an epoch; the perceptron takes all")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rounds", rounds, "epochs of each kind")->check(benchmarks::positive_number, "POSITIVE")->capture_default_str();
+  app.add_option("--batch", batch, "examples a step")->check(benchmarks::positive_number, "POSITIVE")->capture_default_str();
+  app.add_option("--steps", steps, "steps of the CNN in an epoch; the perceptron takes all")->check(benchmarks::positive_number, "POSITIVE")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const Device device = ht::device(place);
   std::printf("%s\n%s on %s, %d threads\n", build_info().c_str(), folder.c_str(), place.c_str(), num_threads());

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "halftone/benchmarks/options.h"
 #include "halftone/halftone.h"
 
 namespace ht = halftone;
@@ -122,7 +123,7 @@ int main(int argc, char** argv) {
   std::string device_name = devices(DeviceType::cuda).empty() ? "cpu" : "cuda", json_file;
   int rounds = 9;
   app.add_option("--device", device_name, "cpu or cuda")->capture_default_str();
-  app.add_option("--rounds", rounds, "timed rounds")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--rounds", rounds, "timed rounds")->capture_default_str()->check(benchmarks::positive_number, "POSITIVE");
   app.add_option("--json", json_file, "writes the rows there, a JSON object a line");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -5,19 +5,35 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 namespace halftone::examples {
 
 // ---- options
 
+namespace {
+
+// CLI11's own errors name ranges of 300 digits.
+CLI::Validator number_from(bool zero, const char* name) {
+  return {[zero](const std::string& given) -> std::string {
+            char* end = nullptr;
+            const double v = std::strtod(given.c_str(), &end);
+            const bool good = end != given.c_str() && *end == '\0' && std::isfinite(v) && (v > 0 || (zero && v == 0));
+            return good ? "" : text::cat("expected a number ", zero ? "of 0 or more" : "above 0", ", got ", given);
+          },
+          name};
+}
+
+}  // namespace
+
 struct Arguments::State {
   std::string name;
   CLI::App app;
 
   CLI::Option* restrict(CLI::Option* option, Values allowed) {
-    if (allowed == positive) option->check(CLI::PositiveNumber);
-    if (allowed == not_negative) option->check(CLI::NonNegativeNumber);
+    if (allowed == positive) option->check(number_from(false, "POSITIVE"));
+    if (allowed == not_negative) option->check(number_from(true, "NONNEGATIVE"));
     if (allowed == share) option->check(CLI::Range(0.0, 1.0));
     return option->capture_default_str();
   }

@@ -79,15 +79,17 @@ std::string Peer::ask(const std::string& line, const std::string& expected) {
 
 std::vector<std::shared_ptr<Peer>> find_peers(const std::string& python) {
   const std::string beside = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "halftone-bench-libtorch").string();
-  const std::vector<std::vector<std::string>> commands = {{python, "-c", peers_script, "torch"}, {python, "-c", peers_script, "jax"},
-                                                          {std::filesystem::exists(beside) ? beside : "halftone-bench-libtorch"}};
+  const std::vector<std::pair<std::string, std::vector<std::string>>> commands = {
+      {"PyTorch", {python, "-c", peers_script, "torch"}},
+      {"JAX", {python, "-c", peers_script, "jax"}},
+      {"libtorch", {std::filesystem::exists(beside) ? beside : "halftone-bench-libtorch"}}};
   ::setenv("OMP_NUM_THREADS", std::to_string(num_threads()).c_str(), 1);  // none gets more threads than another
   std::vector<std::shared_ptr<Peer>> found;
   std::string absent;
-  for (auto& command : commands) try {
+  for (auto& [name, command] : commands) try {
       found.push_back(std::make_shared<Peer>(command));
     } catch (const Error& e) {
-      absent += (absent.empty() ? "" : "; ") + std::string(e.what());
+      absent += text::cat(absent.empty() ? "" : "; ", name, " (", e.what(), ")");
     }
   if (!absent.empty()) std::printf("peers that are not here: %s\n", absent.c_str());
   return found;

@@ -345,7 +345,7 @@ def main():
     try:
         peer = {"torch": Torch, "jax": Jax}[sys.argv[1]]()
     except Exception as e:
-        return say("absent", {"torch": "PyTorch", "jax": "JAX"}[sys.argv[1]], f"({e})")
+        return say("absent", e)
     say("hello", peer.name, ",".join(peer.hows))
     child = None
     for line in sys.stdin:
