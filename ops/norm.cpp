@@ -2,6 +2,7 @@
 #include "halftone/ops/norm.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "halftone/ops/all.h"
@@ -22,6 +23,21 @@ template <class T> using wide_t = std::conditional_t<std::same_as<T, double>, do
 // ---- kernels
 
 struct Statistics { double mean = 0, rstd = 0; };
+
+// (x - mean) * factor for elements of T, in f64; of 16 bits in f32, less the mean in two parts, which errs by far less than they do, and
+// of their halves, whose difference is finite.
+template <class T> struct Centred {
+  static constexpr bool narrow = is_16bit<T>;
+  using E = std::conditional_t<narrow, float, double>;
+  static constexpr double part = narrow ? 0.5 : 1;
+  E mean, rest, factor;
+  Centred(double m, double f) : mean(static_cast<E>(m * part)), rest(static_cast<E>(m * part - static_cast<double>(mean))), factor(static_cast<E>(f / part)) {}
+  E operator()(T x) const {
+    const auto v = static_cast<E>(static_cast<compute_t<T>>(x));
+    if constexpr (narrow) return ((v * static_cast<E>(part) - mean) - rest) * factor;
+    else return (v - mean) * factor;
+  }
+};
 
 // Column k of an operator's statistics.
 template <class W> void put(W* to, int64_t count, int64_t k, Statistics s) {
@@ -60,6 +76,26 @@ template <class Each> Moments moments(int64_t n, Each each) {
   return {mean + rest, std::max(about.total(1) / count - rest * rest, 0.0)};
 }
 
+// Calls f(the arrays, m) for arrays of n elements, of 16 bits after a block of them has been widened: left to the loops that add them up, the
+// compiler would widen them one by one. Blocks are whole lanes of Sums.
+template <class T, size_t arrays, class F> void widened(const std::array<const T*, arrays>& x, int64_t n, F f) {
+  using C = compute_t<T>;
+  if constexpr (std::same_as<C, T>) f(x, n);
+  else {
+    constexpr int64_t block = 256;
+    static_assert(block % Sums<1>::lanes == 0);
+    C wide[arrays][block];
+    std::array<const C*, arrays> all;
+    for (size_t k = 0; k < arrays; ++k) all[k] = wide[k];
+    for (int64_t first = 0; first < n; first += block) {
+      const int64_t m = std::min(block, n - first);
+      for (size_t k = 0; k < arrays; ++k)
+        for (int64_t j = 0; j < m; ++j) wide[k][j] = static_cast<C>(x[k][first + j]);
+      f(all, m);
+    }
+  }
+}
+
 // Calls f(index of the first) for the planes of one channel.
 template <class F> void each_of_channel(const Planes& p, int64_t channel, F f) {
   for (int64_t n = 0; n < p.n; ++n) f((n * p.c + channel) * p.inner);
@@ -92,7 +128,9 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
       for (int64_t k = begin; k < end; ++k) {
         Moments m;
         if (by_batch(c)) {
-          m = moments(p.n * p.inner, [&](auto f) { each_of_channel(p, k, [&](int64_t first) { f(x + first, p.inner); }); });
+          m = moments(p.n * p.inner, [&](auto f) {
+            each_of_channel(p, k, [&](int64_t first) { widened(std::array{x + first}, p.inner, [&](auto& wide, int64_t n) { f(wide[0], n); }); });
+          });
           if (a.training && c.has(3)) move_running<W>(c, k, m, p.n * p.inner, a.momentum);
         } else m = {as_double(c.in[3].data<W>()[k * c.in[3].strides()[0]]), as_double(c.in[4].data<W>()[k * c.in[4].strides()[0]])};
         Statistics s{m.mean, 1 / std::sqrt(m.var + a.eps)};
@@ -106,7 +144,7 @@ template <bool with_relu> void run_batch_norm(const Call& c, std::span<Tensor> o
         Statistics s = statistics[static_cast<size_t>(k)];
         W scale = w ? w[k] : W(1), shift = b ? b[k] : W(0);
         int64_t first = plane * p.inner, last = first + p.inner;
-        auto normal = [&](int64_t i) { return static_cast<W>((as_double(x[i]) - s.mean) * s.rstd) * scale + shift; };
+        auto normal = [&, centred = Centred<T>(s.mean, s.rstd)](int64_t i) { return static_cast<W>(centred(x[i])) * scale + shift; };
         auto activated = [](W v) { return T(with_relu ? unary::Relu::f(v) : v); };
         if (z) for (int64_t i = first; i < last; ++i) y[i] = activated(normal(i) + W(z[i]));
         else for (int64_t i = first; i < last; ++i) y[i] = activated(normal(i));
@@ -133,8 +171,10 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
         Statistics s = get(statistics.data<W>(), p.c, k);
         Sums<2> sums;
         each_of_channel(p, k, [&](int64_t first) {
-          sums.add(p.inner, [&s, gp = g + first, xp = x + first](int64_t i) {
-            return std::array{as_double(gp[i]), as_double(gp[i]) * ((as_double(xp[i]) - s.mean) * s.rstd)};
+          widened(std::array{g + first, x + first}, p.inner, [&](auto& wide, int64_t n) {
+            sums.add(n, [&s, gp = wide[0], xp = wide[1]](int64_t i) {
+              return std::array{as_double(gp[i]), as_double(gp[i]) * ((as_double(xp[i]) - s.mean) * s.rstd)};
+            });
           });
         });
         double sum = sums.total(0), dot = sums.total(1);
@@ -142,12 +182,13 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
         db[static_cast<size_t>(k)] = static_cast<W>(sum);
         if (!(a.wanted & 1u)) continue;
         T* dx = out[0].data<T>();
-        double scale = (w ? as_double(w[k]) : 1) * s.rstd;
         if (!a.training) sum = dot = 0;
-        double shift = sum / count, slope = s.rstd * (dot / count);
+        const Centred<T> centred(s.mean, s.rstd * (dot / count));
+        using E = typename Centred<T>::E;
+        const auto scale = static_cast<E>((w ? as_double(w[k]) : 1) * s.rstd), shift = static_cast<E>(sum / count);
         each_of_channel(p, k, [&](int64_t first) {
           for (int64_t i = first; i < first + p.inner; ++i)
-            dx[i] = T(static_cast<W>(scale * (as_double(g[i]) - (shift + (as_double(x[i]) - s.mean) * slope))));
+            dx[i] = T(static_cast<W>(scale * (static_cast<E>(static_cast<compute_t<T>>(g[i])) - (shift + centred(x[i])))));
         });
       }
     });
@@ -160,9 +201,11 @@ template <class T> Statistics row_statistics(RowNorm kind, double eps, const T* 
   Moments m;
   if (kind == RowNorm::rms) {
     Sums<1> squares;
-    squares.add(n, [x](int64_t i) { return std::array{as_double(x[i]) * as_double(x[i])}; });
+    widened(std::array{x}, n, [&](auto& wide, int64_t k) {
+      squares.add(k, [v = wide[0]](int64_t i) { return std::array{as_double(v[i]) * as_double(v[i])}; });
+    });
     m.var = squares.total(0) / static_cast<double>(n);
-  } else m = moments(n, [&](auto f) { f(x, n); });
+  } else m = moments(n, [&](auto f) { widened(std::array{x}, n, [&](auto& wide, int64_t k) { f(wide[0], k); }); });
   return {m.mean, 1 / std::sqrt(m.var + eps)};
 }
 

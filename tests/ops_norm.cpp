@@ -299,6 +299,20 @@ TEST_CASE("report_B53 squares of large numbers do not overflow") {
   check(layer_norm(tensor({1e30f, 2e30f, 3e30f}), {3}), {-1.2247448713915890, 0, 1.2247448713915890});
 }
 
+TEST_CASE("a batch of the largest 16-bit numbers is normalised as in f64") {
+  for (DType t : {DType::f16, DType::bf16}) {
+    const double most = t == DType::f16 ? 65504 : 0x1.fep127;
+    Tensor x = full({4, 1, 2}, -most).to(t);
+    x[3].fill_(most);
+    Tensor narrow = x.clone().requires_grad_(), exact = x.to(DType::f64).requires_grad_(), g = arange(8, {.dtype = DType::f32}).view({4, 1, 2});
+    Tensor y = batch_norm(narrow, {}, {}, {}, {}, {.training = true}), z = batch_norm(exact, {}, {}, {}, {}, {.training = true});
+    y.backward({.gradient = g.to(t)});
+    z.backward({.gradient = g.to(DType::f64)});
+    check(y, z.to_vector<double>());
+    check(narrow.grad(), exact.grad().to_vector<double>());
+  }
+}
+
 TEST_CASE("report_B54 eps keeps its value beside 16-bit inputs") {
   tests::report("DeepSpeed#581, tt-metal#45968");
   for (DType t : {DType::f16, DType::bf16}) {
