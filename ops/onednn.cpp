@@ -282,9 +282,47 @@ const char* at(const Tensor& t, int64_t i, int64_t j) {
   return static_cast<const char*>(t.raw_data()) + (i * t.strides()[0] + j * t.strides()[1]) * static_cast<int64_t>(size_of(t.dtype()));
 }
 
-// Images from images: y from x and w, or x from y and w. finish(plane in f32, image, channel) takes what is computed; with a
+// A convolution's weights in the layouts that its tasks want, in order.
+struct Laid {
+  std::vector<std::shared_ptr<Storage>> rooms;
+  std::vector<const void*> weights;
+  std::vector<memory::desc> layouts;
+  explicit Laid(size_t kinds) : rooms(kinds), weights(kinds), layouts(kinds) {}
+};
+
+// Those of weights that stay as they are, as in inference, for this thread. They are kept from their second use on, for a training step has one
+// only, until they are written.
+class KeptWeights {
+ public:
+  template <class Make> std::shared_ptr<const Laid> get(std::vector<int64_t> key, const Tensor& w, Make make) {
+    key.push_back(reinterpret_cast<intptr_t>(w.raw_data()));
+    auto [at, fresh] = all_.try_emplace(std::move(key));
+    Entry& e = at->second;
+    const bool same = !fresh && e.of.lock() == w.storage() && e.version == w.storage()->version();
+    if (same && e.laid) return e.laid;
+    std::shared_ptr<const Laid> laid = make();
+    e = {w.storage(), w.storage()->version(), same ? laid : nullptr};
+    if (fresh && all_.size() > most_) drop_dead();
+    return laid;
+  }
+
+ private:
+  struct Entry {
+    std::weak_ptr<Storage> of;
+    uint64_t version = 0;
+    std::shared_ptr<const Laid> laid;
+  };
+  void drop_dead() {
+    std::erase_if(all_, [](auto& entry) { return entry.second.of.expired(); });
+    if (all_.size() > most_) all_.clear();
+  }
+  static constexpr size_t most_ = 256;
+  std::map<std::vector<int64_t>, Entry> all_;
+};
+
+// Images from images: y from x and w, or x from y and w; `lasting` weights may be those of the next call. finish(plane in f32, image, channel) takes what is computed; with a
 // result in f32 it lies there already.
-template <class F> void images_from(Side side, const ConvGeometry& q, const Tensor& from, const Tensor& w, const Tensor& result, F finish) {
+template <class F> void images_from(Side side, const ConvGeometry& q, const Tensor& from, const Tensor& w, bool lasting, const Tensor& result, F finish) {
   bool forward = side == Side::output, direct = result.dtype() == DType::f32;
   size_t dims = static_cast<size_t>(w.rank()) - 2;
   Tasks tasks(side, q);
@@ -301,33 +339,41 @@ template <class F> void images_from(Side side, const ConvGeometry& q, const Tens
   Alone alone;
   // Weights take their layout once for all runs; the last run, which may be shorter, is told it.
   int64_t kinds = q.groups * tasks.pieces;
-  std::vector<std::shared_ptr<Storage>> rooms(static_cast<size_t>(kinds));
-  std::vector<const void*> weights(static_cast<size_t>(kinds));
-  std::vector<memory::desc> layouts(static_cast<size_t>(kinds));
-  parallel_for(kinds, std::max<int64_t>(1, parallel_grain / (q.o_group() * q.c_group() * q.taps() / tasks.pieces + 1)), [&](int64_t begin, int64_t end) {
-    Alone here;
-    for (int64_t i = begin; i < end; ++i) {
-      Task t(tasks, i);
-      const Convolution& c = convolution(part(t));
-      auto k = static_cast<size_t>(i);
-      rooms[k] = c.b.room();
-      layouts[k] = c.b.wanted;
-      weights[k] = c.b.moved_in(forward ? at(w, t.group * q.o_group() + t.channel, 0) : at(w, t.group * q.o_group(), t.channel), *rooms[k]);
-    }
-  });
+  auto lay = [&] {
+    auto made = std::make_shared<Laid>(static_cast<size_t>(kinds));
+    parallel_for(kinds, std::max<int64_t>(1, parallel_grain / (q.o_group() * q.c_group() * q.taps() / tasks.pieces + 1)), [&](int64_t begin, int64_t end) {
+      Alone here;
+      for (int64_t i = begin; i < end; ++i) {
+        Task t(tasks, i);
+        const Convolution& c = convolution(part(t));
+        auto k = static_cast<size_t>(i);
+        made->rooms[k] = c.b.room();
+        made->layouts[k] = c.b.wanted;
+        made->weights[k] = c.b.moved_in(forward ? at(w, t.group * q.o_group() + t.channel, 0) : at(w, t.group * q.o_group(), t.channel), *made->rooms[k]);
+      }
+    });
+    return made;
+  };
+  thread_local KeptWeights kept;
+  auto key = [&] {
+    auto k = part(Task(tasks, 0)).key(false);
+    k.insert(k.end(), {kinds, q.c, q.o, q.groups});
+    return k;
+  };
+  const std::shared_ptr<const Laid> laid = lasting ? kept.get(key(), w, lay) : lay();
   parallel_for(tasks.count(), 1, [&](int64_t begin, int64_t end) {
     Alone here;
     for (int64_t i = begin; i < end; ++i) {
       Task t(tasks, i);
       auto k = static_cast<size_t>(i % kinds);
-      const Convolution& c = t.images == tasks.images ? convolution(part(t)) : convolution(part(t), &layouts[k]);
+      const Convolution& c = t.images == tasks.images ? convolution(part(t)) : convolution(part(t), &laid->layouts[k]);
       auto a_room = c.a.room(), y_room = c.y.room();
       int64_t first = t.group * of_group + t.channel;
       std::unique_ptr<float[]> own;
       float* to = direct ? result.data<float>() + t.image * result.strides()[0] + first * result.strides()[1] : nullptr;
       if (!direct) to = (own = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(t.images * t.channels * plane))).get();
       const void* a = c.a.moved_in(at(from, t.image, t.group * from_group), *a_room);
-      c.primitive.run({{c.a.argument, &c.a.wanted, a}, {c.b.argument, &c.b.wanted, weights[k]}, {c.y.argument, &c.y.wanted, c.y.move ? y_room->data() : to}});
+      c.primitive.run({{c.a.argument, &c.a.wanted, a}, {c.b.argument, &c.b.wanted, laid->weights[k]}, {c.y.argument, &c.y.wanted, c.y.move ? y_room->data() : to}});
       c.y.moved_out(*y_room, to);
       int64_t pitch = direct ? result.strides()[0] : t.channels * plane;
       for (int64_t n = 0; n < t.images; ++n)
@@ -391,7 +437,7 @@ template <bool with_relu> void run_conv(const Call& c, std::span<Tensor> out) {
   const float* b = bias.defined() ? bias.data<float>() : nullptr;
   int64_t plane = q.positions();
   visit<floating_types>(out[0].dtype(), [&]<class T>(Type<T>) {
-    images_from(Side::output, q, multiplied(c.in[0]), multiplied(c.in[1]), out[0], [&, y = out[0].data<T>()](const float* from, int64_t n, int64_t o) {
+    images_from(Side::output, q, multiplied(c.in[0]), multiplied(c.in[1]), !c.recording, out[0], [&, y = out[0].data<T>()](const float* from, int64_t n, int64_t o) {
       T* to = y + (n * q.o + o) * plane;
       auto rounded = [&](auto f) { for (int64_t i = 0; i < plane; ++i) to[i] = convert<T>(f(from[i])); };
       auto activated = [](float v) { return with_relu ? unary::Relu::f(v) : v; };
@@ -408,7 +454,7 @@ void run_conv_input(const Call& c, std::span<Tensor> out) {
   const float* more = addend.defined() ? addend.data<float>() : nullptr;
   int64_t plane = q.pixels();
   visit<floating_types>(out[0].dtype(), [&]<class T>(Type<T>) {
-    images_from(Side::input, q, multiplied(c.in[0]), multiplied(c.in[1]), out[0], [&, x = out[0].data<T>()](const float* from, int64_t n, int64_t k) {
+    images_from(Side::input, q, multiplied(c.in[0]), multiplied(c.in[1]), false, out[0], [&, x = out[0].data<T>()](const float* from, int64_t n, int64_t k) {
       int64_t first = (n * q.c + k) * plane;
       if (more) for (int64_t i = 0; i < plane; ++i) x[first + i] = convert<T>(from[i] + more[first + i]);
       else if constexpr (!std::same_as<T, float>) for (int64_t i = 0; i < plane; ++i) x[first + i] = convert<T>(from[i]);

@@ -139,6 +139,24 @@ TEST_CASE("a weight that changes in place changes the next result; shapes come a
   CHECK(same_bits(conv2d(x, w), first * 2));
 }
 
+TEST_CASE("weights that stay are laid out once, and those that are written or gone anew") {
+  for (DType t : {DType::f32, DType::bf16})
+    for (auto& e : convolutions) {
+      INFO(str(e.w));
+      Tensor x = randn(e.x).to(t), bias;
+      for (int round = 0; round < 3; ++round) {  // the next round's weights may lie where these did
+        Tensor w = randn(e.w).to(t);
+        for (int change = 0; change < 3; ++change) {
+          const Tensor expected = conv2d(x, w.clone(), bias, e.o);  // of weights that nobody has used
+          for (int use = 0; use < 4; ++use) CHECK(same_bits(conv2d(x, w, bias, e.o), expected));
+          Tensor part = x.slice(0, 0, 1);
+          CHECK(same_bits(conv2d(part, w, bias, e.o), conv2d(part, w.clone(), bias, e.o)));
+          w.view({-1}).slice(0, change, change + 1).fill_(change + 2);
+        }
+      }
+    }
+}
+
 TEST_CASE("a NaN or an infinity in a factor shows in every result that it reaches, and in no other") {
   manual_seed(5);
   Tensor a = randn({130, 64}), b = randn({64, 70});
