@@ -34,17 +34,12 @@ template <class F> void each_plane(const PoolGeometry& q, F f) {
   });
 }
 
-// A plane by rows of results, tap by tap, so that neighbours share vectors. Windows of one size only.
-template <class T, class N> void max_by_rows(const PoolGeometry& q, const T* x, T* y, N* chosen) {
-  using C = compute_t<T>;
+// A plane by rows of results, tap by tap, so that neighbours share vectors. Windows of one size only. Calls take(row, first, last, step, tap) where
+// result o of the row, from `first` to below `last`, has the element row[o * step], step being a constant where it is small; then end(windows of the row).
+template <class T, class Take, class End> void by_rows(const PoolGeometry& q, const T* x, Take take, End end) {
   int64_t n = q.out[2], stride = q.stride[2];
-  std::vector<C> best(static_cast<size_t>(n));
-  std::vector<int32_t> taps(best.size());
   for (int32_t a = 0; a < q.out[0]; ++a)
-    for (int32_t b = 0; b < q.out[1]; ++b, y += n) {
-      int32_t* tap = taps.data();
-      std::fill(best.begin(), best.end(), reduce::Argmax::start<C>().value);
-      std::fill_n(tap, n, -1);
+    for (int32_t b = 0; b < q.out[1]; ++b) {
       PoolWindow u = q.window(0, a), v = q.window(1, b);
       for (int32_t i = u.begin, ti = u.tap; i < u.end; i += u.step, ++ti)
         for (int32_t j = v.begin, tj = v.tap; j < v.end; j += v.step, ++tj)
@@ -52,22 +47,48 @@ template <class T, class N> void max_by_rows(const PoolGeometry& q, const T* x, 
             int64_t shift = int64_t{k} * q.dilation[2] - q.padding[2], room = q.in[2] - 1 - shift;
             int64_t first = shift < 0 ? (-shift + stride - 1) / stride : 0, last = room < 0 ? 0 : std::min(n, room / stride + 1);
             const T* row = x + (int64_t{i} * q.in[1] + j) * q.in[2] + shift;
-            int32_t number = (ti * q.kernel[1] + tj) * q.kernel[2] + k;
-            auto look = [&, to = best.data()](auto step) {
-              for (int64_t o = first; o < last; ++o) {  // as Argmax: the first of the largest, and the first NaN before all
-                C value = C(row[o * step]);
-                bool better = (tap[o] < 0) | (!(value <= to[o]) & (to[o] == to[o]));
-                to[o] = better ? value : to[o];
-                tap[o] = better ? number : tap[o];
-              }
-            };
-            if (stride == 1) look(std::integral_constant<int64_t, 1>());
-            else if (stride == 2) look(std::integral_constant<int64_t, 2>());
-            else look(stride);
+            int32_t tap = (ti * q.kernel[1] + tj) * q.kernel[2] + k;
+            if (stride == 1) take(row, first, last, std::integral_constant<int64_t, 1>(), tap);
+            else if (stride == 2) take(row, first, last, std::integral_constant<int64_t, 2>(), tap);
+            else take(row, first, last, stride, tap);
           }
-      for (int64_t o = 0; o < n; ++o) y[o] = T(best[static_cast<size_t>(o)]);
-      if (chosen) chosen = std::transform(tap, tap + n, chosen, [](int32_t number) { return static_cast<N>(number); });
+      end(u, v);
     }
+}
+
+template <class T, class N> void max_by_rows(const PoolGeometry& q, const T* x, T* y, N* chosen) {
+  using C = compute_t<T>;
+  const auto n = static_cast<size_t>(q.out[2]);
+  const C least = reduce::Argmax::start<C>().value;
+  std::vector<C> best(n, least);
+  std::vector<int32_t> taps(n, -1);
+  auto take = [to = best.data(), tap = taps.data()](const T* row, int64_t first, int64_t last, auto step, int32_t number) {
+    for (int64_t o = first; o < last; ++o) {  // as Argmax: the first of the largest, and the first NaN before all
+      C value = C(row[o * step]);
+      bool better = (tap[o] < 0) | (!(value <= to[o]) & (to[o] == to[o]));
+      to[o] = better ? value : to[o];
+      tap[o] = better ? number : tap[o];
+    }
+  };
+  by_rows(q, x, take, [&](const PoolWindow&, const PoolWindow&) {
+    for (size_t o = 0; o < n; ++o) *y++ = T(best[o]);
+    if (chosen) chosen = std::transform(taps.begin(), taps.end(), chosen, [](int32_t number) { return static_cast<N>(number); });
+    std::fill(best.begin(), best.end(), least);
+    std::fill(taps.begin(), taps.end(), -1);
+  });
+}
+
+template <class T> void average_by_rows(const PoolGeometry& q, const T* x, T* y) {
+  using A = accumulate_t<T>;
+  const auto n = static_cast<size_t>(q.out[2]);
+  std::vector<A> sums(n);
+  auto take = [to = sums.data()](const T* row, int64_t first, int64_t last, auto step, int32_t) {
+    for (int64_t o = first; o < last; ++o) to[o] += A(row[o * step]);
+  };
+  by_rows(q, x, take, [&](const PoolWindow& u, const PoolWindow& v) {
+    for (size_t o = 0; o < n; ++o) *y++ = T(sums[o] / static_cast<A>(u.count * v.count * q.window(2, static_cast<int32_t>(o)).count));
+    std::fill(sums.begin(), sums.end(), A(0));
+  });
 }
 
 void run_max_pool(const Call& c, std::span<Tensor> out) {
@@ -168,6 +189,7 @@ void run_avg_pool(const Call& c, std::span<Tensor> out) {
     const T* x = input.data<T>();
     T* y = out[0].data<T>();
     each_plane(q, [&](int64_t p) {
+      if (!q.adaptive) return average_by_rows(q, x + p * q.pixels(), y + p * q.positions());
       each_window(q, [&](int64_t at, const PoolWindow& u, const PoolWindow& v, const PoolWindow& w) {
         accumulate_t<T> sum = 0;
         each_element(q, u, v, w, [&](int64_t i, int64_t) { sum += accumulate_t<T>(x[p * q.pixels() + i]); });
