@@ -290,19 +290,19 @@ struct Laid {
   explicit Laid(size_t kinds) : rooms(kinds), weights(kinds), layouts(kinds) {}
 };
 
-// Those of weights that stay as they are, as in inference, for this thread. They are kept from their second use on, for a training step has one
-// only, until they are written.
+// Those of weights that stay as they are, as in inference, for this thread: one for each weight, of the shape that was convolved last. They are
+// kept from their second use on, for a training step has one only, until they are written.
 class KeptWeights {
  public:
-  template <class Make> std::shared_ptr<const Laid> get(std::vector<int64_t> key, const Tensor& w, Make make) {
-    key.push_back(reinterpret_cast<intptr_t>(w.raw_data()));
-    auto [at, fresh] = all_.try_emplace(std::move(key));
-    Entry& e = at->second;
-    const bool same = !fresh && e.of.lock() == w.storage() && e.version == w.storage()->version();
+  template <class Make> std::shared_ptr<const Laid> get(const std::vector<int64_t>& key, const Tensor& w, Make make) {
+    if (all_.size() >= most_) std::erase_if(all_, [](auto& entry) { return entry.second.of.expired(); });
+    if (all_.size() >= most_) all_.clear();
+    Entry& e = all_[w.raw_data()];
+    const bool same = e.of.lock() == w.storage() && e.version == w.storage()->version() && e.key == key;
     if (same && e.laid) return e.laid;
+    e = {w.storage(), w.storage()->version(), key, nullptr};  // what was there goes first
     std::shared_ptr<const Laid> laid = make();
-    e = {w.storage(), w.storage()->version(), same ? laid : nullptr};
-    if (fresh && all_.size() > most_) drop_dead();
+    if (same) e.laid = laid;
     return laid;
   }
 
@@ -310,14 +310,11 @@ class KeptWeights {
   struct Entry {
     std::weak_ptr<Storage> of;
     uint64_t version = 0;
+    std::vector<int64_t> key;
     std::shared_ptr<const Laid> laid;
   };
-  void drop_dead() {
-    std::erase_if(all_, [](auto& entry) { return entry.second.of.expired(); });
-    if (all_.size() > most_) all_.clear();
-  }
-  static constexpr size_t most_ = 256;
-  std::map<std::vector<int64_t>, Entry> all_;
+  static constexpr size_t most_ = 512;
+  std::unordered_map<const void*, Entry> all_;
 };
 
 // Images from images: y from x and w, or x from y and w; `lasting` weights may be those of the next call. finish(plane in f32, image, channel) takes what is computed; with a
