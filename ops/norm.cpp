@@ -32,10 +32,10 @@ template <class T> struct Centred {
   static constexpr double part = narrow ? 0.5 : 1;
   E mean, rest, factor;
   Centred(double m, double f) : mean(static_cast<E>(m * part)), rest(static_cast<E>(m * part - static_cast<double>(mean))), factor(static_cast<E>(f / part)) {}
+  static E value(T x) { return static_cast<E>(static_cast<compute_t<T>>(x)); }
   E operator()(T x) const {
-    const auto v = static_cast<E>(static_cast<compute_t<T>>(x));
-    if constexpr (narrow) return ((v * static_cast<E>(part) - mean) - rest) * factor;
-    else return (v - mean) * factor;
+    if constexpr (narrow) return ((value(x) * static_cast<E>(part) - mean) - rest) * factor;
+    else return (value(x) - mean) * factor;
   }
 };
 
@@ -188,7 +188,7 @@ void run_batch_norm_grad(const Call& c, std::span<Tensor> out) {
         const auto scale = static_cast<E>((w ? as_double(w[k]) : 1) * s.rstd), shift = static_cast<E>(sum / count);
         each_of_channel(p, k, [&](int64_t first) {
           for (int64_t i = first; i < first + p.inner; ++i)
-            dx[i] = T(static_cast<W>(scale * (static_cast<E>(static_cast<compute_t<T>>(g[i])) - (shift + centred(x[i])))));
+            dx[i] = T(static_cast<W>(scale * (centred.value(g[i]) - (shift + centred(x[i])))));
         });
       }
     });

@@ -295,8 +295,10 @@ struct Laid {
 class KeptWeights {
  public:
   template <class Make> std::shared_ptr<const Laid> get(const std::vector<int64_t>& key, const Tensor& w, Make make) {
-    if (all_.size() >= most_) std::erase_if(all_, [](auto& entry) { return entry.second.of.expired(); });
-    if (all_.size() >= most_) all_.clear();
+    if (all_.size() >= most_ && !all_.contains(w.raw_data())) {
+      std::erase_if(all_, [](auto& entry) { return entry.second.of.expired(); });
+      if (all_.size() >= most_) all_.clear();
+    }
     Entry& e = all_[w.raw_data()];
     const bool same = e.of.lock() == w.storage() && e.version == w.storage()->version() && e.key == key;
     if (same && e.laid) return e.laid;
@@ -317,8 +319,8 @@ class KeptWeights {
   std::unordered_map<const void*, Entry> all_;
 };
 
-// Images from images: y from x and w, or x from y and w; `lasting` weights may be those of the next call. finish(plane in f32, image, channel) takes what is computed; with a
-// result in f32 it lies there already.
+// Images from images: y from x and w, or x from y and w; `lasting` weights may be those of the next call. finish(plane in f32, image,
+// channel) takes what is computed; with a result in f32 it lies there already.
 template <class F> void images_from(Side side, const ConvGeometry& q, const Tensor& from, const Tensor& w, bool lasting, const Tensor& result, F finish) {
   bool forward = side == Side::output, direct = result.dtype() == DType::f32;
   size_t dims = static_cast<size_t>(w.rank()) - 2;

@@ -365,12 +365,16 @@ int main(int argc, char** argv) {
   for (auto& w : workloads()) names.push_back(w.name);
   CLI::App app(
       "Trains small and large networks in fp32 and in mixed precision on this machine, and compares. Columns: a step's time, its median and "
-      "spread; the host's part of it, with a GPU; the rate of its products, and of mm, the share of what a large product reaches here in that precision; of cp, the share of a "
+      "spread; the host's part of it, with a GPU; the rate of its products, and of mm, the share of what a large product reaches here in that "
+      "precision; of cp, the share of a "
       "copy's speed at which its operators read and write; the peak of memory; the loss after some steps from one seed, and how far that is "
       "from fp32's; steps that the scaler skipped, operators that a step calls, and the casts among them. OUT gets bench.jsonl and bench.svg.");
   app.add_option("--device", o.device, "cpu, cuda or cuda:N; the GPU where there is one");
   auto* models = app.add_option("--models", o.models, "the networks to train")->check(CLI::IsMember(names))->capture_default_str();
-  auto* mlp = app.add_option("--mlp", o.mlp, "a perceptron of your own instead: --mlp 784,256,10")->delimiter(',')->check(positive_number, "POSITIVE")->excludes(models);
+  auto* mlp = app.add_option("--mlp", o.mlp, "a perceptron of your own instead: --mlp 784,256,10")
+                  ->delimiter(',')
+                  ->check(positive_number, "POSITIVE")
+                  ->excludes(models);
   app.add_option("--batch", o.batch, "examples a step; by default what is usual for a model, and less where a step would take too long")
       ->check(positive_number, "POSITIVE");
   app.add_option("--context", o.context, "tokens in a row of a batch of text")->check(positive_number, "POSITIVE")->excludes(mlp);
