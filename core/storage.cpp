@@ -12,6 +12,7 @@
 
 #include "halftone/core/backend.h"
 #include "halftone/core/capture.h"
+#include "halftone/core/packed.h"
 #include "halftone/core/op.h"
 #include "halftone/core/shadow.h"
 
@@ -215,6 +216,7 @@ Storage::Storage(void* data, int64_t bytes, Device device, std::function<void(vo
 
 Storage::~Storage() {
   delete shadows_.load();
+  delete packed_.load();
   if (release_) release_(data_);
   else if (bytes_ > 0) backend(device_.type).deallocate(data_, bytes_, device_.index);
 }
@@ -237,14 +239,37 @@ std::shared_ptr<Storage> Storage::carve(std::shared_ptr<Storage> whole, int64_t 
   return part;
 }
 
-Shadows& Storage::shadows() {
-  Shadows* s = shadows_.load(std::memory_order_acquire);
-  if (s) return *s;
-  auto fresh = std::make_unique<Shadows>();
-  if (shadows_.compare_exchange_strong(s, fresh.get(), std::memory_order_acq_rel)) s = fresh.release();
-  return *s;
+namespace {
+// What hangs on a storage, made when it is first asked for.
+template <class T> T& made_once(std::atomic<T*>& at) {
+  T* there = at.load(std::memory_order_acquire);
+  if (there) return *there;
+  auto fresh = std::make_unique<T>();
+  if (at.compare_exchange_strong(there, fresh.get(), std::memory_order_acq_rel)) there = fresh.release();
+  return *there;
 }
+}  // namespace
+
+Shadows& Storage::shadows() { return made_once(shadows_); }
 void Storage::drop_shadows() { delete shadows_.exchange(nullptr); }
+Packed& Storage::packed() { return made_once(packed_); }
+
+std::shared_ptr<void> Packed::find(const std::vector<int64_t>& key, uint64_t version) {
+  std::lock_guard guard(lock_);
+  if (version_ == version && key_ == key) return made_;
+  made_.reset();
+  return nullptr;
+}
+void Packed::offer(const std::vector<int64_t>& key, uint64_t version, std::shared_ptr<void> made) {
+  std::lock_guard guard(lock_);
+  if (version_ == version && key_ == key) made_ = std::move(made);
+  key_ = key;
+  version_ = version;
+}
+void Packed::drop() {
+  std::lock_guard guard(lock_);
+  made_.reset();
+}
 
 void Shadows::Shadow::wrote(uint64_t v) {
   version = v;

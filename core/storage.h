@@ -9,6 +9,7 @@
 
 namespace halftone {
 
+class Packed;
 class Shadows;
 
 class HT_API Storage {
@@ -45,6 +46,9 @@ class HT_API Storage {
   Shadows& shadows();
   bool has_shadows() const { return shadows_.load(std::memory_order_acquire) != nullptr; }
   void drop_shadows();
+  // What an operator made of this storage and keeps, such as weights in another layout.
+  Packed& packed();
+  bool has_packed() const { return packed_.load(std::memory_order_acquire) != nullptr; }
 
  private:
   void* data_;
@@ -53,6 +57,7 @@ class HT_API Storage {
   bool carved_ = false;
   std::atomic<uint64_t> version_{0};
   std::atomic<Shadows*> shadows_{nullptr};
+  std::atomic<Packed*> packed_{nullptr};
   std::atomic<const char*> expired_{nullptr};
   std::function<void(void*)> release_;  // empty: the backend's memory
 };

@@ -92,7 +92,7 @@ class HT_API Tensor {
   TensorOptions options() const { return {.dtype = dtype(), .device = device()}; }
 
   // The first element's address, in device memory; T must be the dtype's type. Writing through it is
-  // invisible to the tape: call bump_version() after.
+  // invisible to the tape, and to copies that are kept of weights: call bump_version() after.
   template <class T> T* data() const { return static_cast<T*>(data_of(dtype_of<T>)); }
   void* raw_data() const;
   void bump_version() const { storage()->bump_version(); }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 
+#include "halftone/core/packed.h"
 #include "halftone/core/parallel.h"
 #include "halftone/core/storage.h"
 
@@ -44,7 +45,8 @@ template <class C> void transpose_tile(const C* from, int64_t from_pitch, C* to,
 #pragma GCC diagnostic pop
 
 // A matrix with a stride of 1. Others, those of another type, and those not in the wanted order are copied.
-template <class C> struct Operand {
+template <class C> class Operand {
+ public:
   std::shared_ptr<Storage> copy;  // of memory that is kept: the system's would be cleared first
   const C* data;
   int64_t outer;
@@ -64,11 +66,28 @@ template <class C> struct Operand {
     int64_t outer_n = row_major ? rows : columns, inner_n = row_major ? columns : rows;
     int64_t outer_step = row_major ? v.row_stride : v.column_stride, inner_step = row_major ? v.column_stride : v.row_stride;
     outer = wanted == Order::spaced ? spacing(inner_n) : inner_n;
-    copy = Storage::allocate(outer_n * outer * static_cast<int64_t>(sizeof(C)), Device::cpu());
-    C* const all = static_cast<C*>(copy->data());
+    auto make = [&] { return copied(v.data, outer_n, inner_n, outer_step, inner_step, outer); };
+    if (v.lasting) {
+      const auto at = static_cast<int64_t>(reinterpret_cast<const char*>(v.data) - static_cast<const char*>(v.lasting->data()));
+      copy = Packed::get(*v.lasting, {static_cast<int64_t>(dtype_of<T>), static_cast<int64_t>(dtype_of<C>), at, outer_n, inner_n, outer_step, inner_step, outer}, make);
+    } else {
+      copy = make();
+    }
+    data = static_cast<const C*>(copy->data());
+  }
+
+  MatrixView<C> part(int64_t row, int64_t column) const {
+    return {data + (row_major ? row * outer + column : column * outer + row), row_major ? outer : 1, row_major ? 1 : outer};
+  }
+
+ private:
+  // Rows of inner_n elements, `outer` apart, from elements that lie so far apart.
+  template <class T> static std::shared_ptr<Storage> copied(const T* source, int64_t outer_n, int64_t inner_n, int64_t outer_step, int64_t inner_step, int64_t outer) {
+    auto room = Storage::allocate(outer_n * outer * static_cast<int64_t>(sizeof(C)), Device::cpu());
+    C* const all = static_cast<C*>(room->data());
     auto move = [&](int64_t i, int64_t j, int64_t in, int64_t jn) {
       C* to = all + i * outer + j;
-      const T* from = v.data + i * outer_step + j * inner_step;
+      const T* from = source + i * outer_step + j * inner_step;
       if (inner_step == 1) {
         for (int64_t r = 0; r < in; ++r) {
           if constexpr (std::same_as<T, C>) std::copy_n(from + r * outer_step, jn, to + r * outer);
@@ -97,11 +116,7 @@ template <class C> struct Operand {
           for (int64_t j = left; j < right; j += step) move(i, j, std::min(tile, bottom - i), std::min(step, right - j));
       }
     });
-    data = all;
-  }
-
-  MatrixView<C> part(int64_t row, int64_t column) const {
-    return {data + (row_major ? row * outer + column : column * outer + row), row_major ? outer : 1, row_major ? 1 : outer};
+    return room;
   }
 };
 

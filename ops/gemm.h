@@ -7,8 +7,14 @@
 
 namespace halftone {
 
+class Storage;
+
 // A matrix in memory, any strides (in elements).
-template <class T> struct MatrixView { const T* data; int64_t row_stride, column_stride; };
+template <class T> struct MatrixView {
+  const T* data;
+  int64_t row_stride, column_stride;
+  Storage* lasting = nullptr;  // where it lies, if products to come may read it as well: a copy that they need is kept (core/packed.h)
+};
 
 // A block of the result, its rows `pitch` apart.
 struct Block { int64_t row, column, rows, columns, pitch; };

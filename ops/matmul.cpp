@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "halftone/core/packed.h"
 #include "halftone/ops/all.h"
 #include "halftone/ops/copy.h"
 #include "halftone/ops/gemm.h"
@@ -75,6 +76,10 @@ template <Activation activation> void run_linear(const Call& c, std::span<Tensor
       else with(from, at, [](C v, int64_t) { return v; });
     };
     MatrixView<T> wt{w.data<T>(), w.strides()[1], w.strides()[0]};
+    // To turn weights for so few rows takes about as long as their product does; for more, training has the memory.
+    constexpr int64_t few = 128;
+    if (!c.recording || m <= few) wt.lasting = w.storage().get();
+    else Packed::drop(*w.storage());
     C* direct = nullptr;
     if constexpr (std::same_as<C, T>) direct = to;
     gemm<T, C>(matrix<T>(x), wt, direct, m, n, k, Finish<C>(finished));

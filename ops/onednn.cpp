@@ -10,6 +10,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "halftone/core/packed.h"
 #include "halftone/core/storage.h"
 #include "halftone/ops/all.h"
 #include "halftone/ops/conv.h"
@@ -290,35 +291,6 @@ struct Laid {
   explicit Laid(size_t kinds) : rooms(kinds), weights(kinds), layouts(kinds) {}
 };
 
-// Those of weights that stay as they are, as in inference, for this thread: one for each weight, of the shape that was convolved last. They are
-// kept from their second use on, for a training step has one only, until they are written.
-class KeptWeights {
- public:
-  template <class Make> std::shared_ptr<const Laid> get(const std::vector<int64_t>& key, const Tensor& w, Make make) {
-    if (all_.size() >= most_ && !all_.contains(w.raw_data())) {
-      std::erase_if(all_, [](auto& entry) { return entry.second.of.expired(); });
-      if (all_.size() >= most_) all_.clear();
-    }
-    Entry& e = all_[w.raw_data()];
-    const bool same = e.of.lock() == w.storage() && e.version == w.storage()->version() && e.key == key;
-    if (same && e.laid) return e.laid;
-    e = {w.storage(), w.storage()->version(), key, nullptr};  // what was there goes first
-    std::shared_ptr<const Laid> laid = make();
-    if (same) e.laid = laid;
-    return laid;
-  }
-
- private:
-  struct Entry {
-    std::weak_ptr<Storage> of;
-    uint64_t version = 0;
-    std::vector<int64_t> key;
-    std::shared_ptr<const Laid> laid;
-  };
-  static constexpr size_t most_ = 512;
-  std::unordered_map<const void*, Entry> all_;
-};
-
 // Images from images: y from x and w, or x from y and w; `lasting` weights may be those of the next call. finish(plane in f32, image,
 // channel) takes what is computed; with a result in f32 it lies there already.
 template <class F> void images_from(Side side, const ConvGeometry& q, const Tensor& from, const Tensor& w, bool lasting, const Tensor& result, F finish) {
@@ -353,13 +325,13 @@ template <class F> void images_from(Side side, const ConvGeometry& q, const Tens
     });
     return made;
   };
-  thread_local KeptWeights kept;
   auto key = [&] {
     auto k = part(Task(tasks, 0)).key(false);
-    k.insert(k.end(), {kinds, q.c, q.o, q.groups});
+    k.insert(k.end(), {kinds, q.c, q.o, q.groups, w.meta().offset});
     return k;
   };
-  const std::shared_ptr<const Laid> laid = lasting ? kept.get(key(), w, lay) : lay();
+  if (!lasting) Packed::drop(*w.storage());
+  const std::shared_ptr<const Laid> laid = lasting ? Packed::get(*w.storage(), key(), lay) : lay();
   parallel_for(tasks.count(), 1, [&](int64_t begin, int64_t end) {
     Alone here;
     for (int64_t i = begin; i < end; ++i) {
@@ -453,7 +425,7 @@ void run_conv_input(const Call& c, std::span<Tensor> out) {
   const float* more = addend.defined() ? addend.data<float>() : nullptr;
   int64_t plane = q.pixels();
   visit<floating_types>(out[0].dtype(), [&]<class T>(Type<T>) {
-    images_from(Side::input, q, multiplied(c.in[0]), multiplied(c.in[1]), false, out[0], [&, x = out[0].data<T>()](const float* from, int64_t n, int64_t k) {
+    images_from(Side::input, q, multiplied(c.in[0]), multiplied(c.in[1]), !c.recording, out[0], [&, x = out[0].data<T>()](const float* from, int64_t n, int64_t k) {
       int64_t first = (n * q.c + k) * plane;
       if (more) for (int64_t i = 0; i < plane; ++i) x[first + i] = convert<T>(from[i] + more[first + i]);
       else if constexpr (!std::same_as<T, float>) for (int64_t i = 0; i < plane; ++i) x[first + i] = convert<T>(from[i]);

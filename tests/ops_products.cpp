@@ -1,12 +1,16 @@
 // Products spelled in matmul: against loops written here, autocast, gradients, error texts.
+#include <atomic>
 #include <map>
+#include <thread>
 
 #include "halftone/halftone.h"
 #include "halftone/tests/catch.h"
 #include "halftone/tests/error_text.h"
+#include "halftone/tests/operators.h"
 #include "halftone/tests/scoreboard.h"
 
 using namespace halftone;
+using tests::same_bits;
 
 namespace {
 
@@ -162,6 +166,92 @@ TEST_CASE("under autocast these products are 16-bit, sums included") {
   CHECK(addmm(f({2}), f({2, 3}), f({3, 2})).dtype() == DType::bf16);
   CHECK(baddbmm(f({2}), f({1, 2, 3}), f({1, 3, 2}), {.beta = .5}).dtype() == DType::bf16);
   CHECK(einsum("ij,jk->ik", {f({2, 3}), f({3, 2})}).dtype() == DType::bf16);
+}
+
+TEST_CASE("weights of linear that stay are packed once, and anew when they are written, moved or gone") {
+  manual_seed(7);
+  NoGrad off;
+  for (DType t : {DType::f32, DType::bf16, DType::f16})
+    for (auto [in, out] : {std::pair{512, 96}, {48, 33}, {1, 5}})
+      for (int round = 0; round < 3; ++round) {  // the next round's weights may lie where these did
+        INFO(str(t) << ", " << in << " to " << out);
+        Tensor all = randn({2, out, in}).to(t), bias;
+        for (int change = 0; change < 3; ++change) {
+          for (int64_t rows : {1, 2, 33, 300})
+            for (int half = 0; half < 2; ++half) {
+              Tensor w = all.select(0, half), x = randn({rows, in}).to(t);
+              const Tensor expected = linear(x, w.clone(), bias);  // of weights that nobody has used
+              for (int use = 0; use < 3; ++use) CHECK(same_bits(linear(x, w, bias), expected));
+            }
+          all.view({-1}).slice(0, change, change + 1).fill_(change + 2);
+        }
+      }
+}
+
+TEST_CASE("packed weights follow an optimizer's steps, under autocast too") {
+  manual_seed(8);
+  nn::Sequential net(nn::Linear(512, 40), nn::ReLU(), nn::Linear(40, 3));
+  optim::SGD opt(net.parameters(), {.lr = 0.5});
+  Tensor x = randn({9, 512}), target = randn({9, 3});
+  auto of_copies = [&](bool mixed) {  // weights that nobody has used
+    amp::Autocast region({.enabled = mixed});
+    Tensors w;
+    for (auto& p : net.parameters()) w.push_back(p.detach().clone());
+    return linear(linear_relu(x, w[0], w[1]), w[2], w[3]);
+  };
+  for (int step = 0; step < 4; ++step) {
+    for (bool mixed : {false, true})
+      for (int use = 0; use < 3; ++use) {
+        NoGrad off;
+        amp::Autocast region({.enabled = mixed});
+        CHECK(same_bits(net(x), of_copies(mixed)));
+      }
+    amp::Autocast region({.enabled = step % 2 == 0});
+    for (int part = 0; part < 3; ++part) mse_loss(net(x), target).backward();
+    opt.step();
+    opt.zero_grad();
+  }
+}
+
+TEST_CASE("what is kept of weights goes when they are trained on many rows, and with them") {
+  auto allocated = [] { return memory_stats(Device::cpu()).allocated; };
+  const int64_t before = allocated();
+  {
+    Tensor w = randn({512, 512}).to(DType::f16).requires_grad_(), x = randn({300, 512}).to(DType::f16);
+    const int64_t without = allocated();
+    auto infer = [&] {
+      NoGrad off;
+      linear(x, w);
+    };
+    infer();
+    CHECK(allocated() == without);
+    infer();
+    const int64_t with = allocated();
+    CHECK(with >= without + 512 * 512 * 2);  // f16 is multiplied from rows, and widened first where no unit takes it
+    CHECK(with <= without + 512 * 528 * 4);
+    infer();
+    CHECK(allocated() == with);
+    linear(x, w);
+    CHECK(allocated() == without);
+  }
+  CHECK(allocated() == before);
+}
+
+TEST_CASE("several threads may use the same weights for the first time") {
+  manual_seed(9);
+  Tensor x = randn({5, 512});
+  for (int round = 0; round < 20; ++round) {
+    Tensor w = randn({64, 512}).to(DType::bf16), y = x.to(DType::bf16), bias;
+    const Tensor expected = linear(y, w.clone());
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> all;
+    for (int i = 0; i < 4; ++i)
+      all.emplace_back([&] {
+        for (int use = 0; use < 5; ++use) wrong += !same_bits(linear(y, w), expected);
+      });
+    for (auto& t : all) t.join();
+    CHECK(wrong == 0);
+  }
 }
 
 TEST_CASE("errors of products spelled in matmul") {
