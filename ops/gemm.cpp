@@ -134,14 +134,13 @@ template <class C> BlockProduct<C> library_product() {
   else return nullptr;
 }
 
-// How many pieces of n make blocks that are large enough to pay; their sizes are multiples of 16.
+// A side of n cut into about as many pieces as wanted, none of them of fewer than `least` but the last; their sizes are multiples of 16.
 struct Cut {
   int64_t size, pieces;
-  Cut(int64_t n, int64_t wanted) {
-    constexpr int64_t least = 64;
+  Cut(int64_t n, int64_t wanted, int64_t least, int64_t unrolled = 1) {
     pieces = std::clamp<int64_t>(n / least, 1, std::max<int64_t>(wanted, 1));
     size = ((n + pieces - 1) / pieces + 15) / 16 * 16;
-    while (n % size > 0 && n % size < tiny && size < n) size += 16;
+    while (size < n && ((n % size > 0 && n % size < tiny) || size % unrolled == 16)) size += 16;
     pieces = (n + size - 1) / size;
   }
   // Eigen adds up vectors and tiny products in an order that depends on the operands' layout: no block is left with so little.
@@ -157,11 +156,12 @@ template <class E, class T, class Y> void in_blocks(MatrixView<T> a_view, Matrix
   Order of_a = product ? Order::spaced : one_layout ? Order::rows : Order::any, of_b = product ? Order::spaced : one_layout ? Order::columns : Order::any;
   Operand<E> a(a_view, m, k, of_a), b(b_view, k, n, of_b);
   constexpr int64_t work = 1 << 21, most = 32;  // multiply-adds that pay for a block
-  int64_t blocks = std::min(most, m * n / 64 * k / (work / 64));
-  // Squares are read least often: the longer side is cut first.
-  int64_t across = std::max<int64_t>(1, static_cast<int64_t>(std::sqrt(static_cast<double>(blocks) * static_cast<double>(std::min(m, n)) / static_cast<double>(std::max(m, n)))));
-  Cut shorter(std::min(m, n), across), longer(std::max(m, n), blocks / shorter.pieces);
-  const Cut &rows = m >= n ? longer : shorter, &columns = m >= n ? shorter : longer;
+  // Squares are read least often. oneDNN's loops take 48 columns at a time, and 16 that are left over at a low rate: 64 columns at nine
+  // tenths of it, so that small blocks are wider than high.
+  constexpr int64_t least_columns = 128, least_rows = 32, unrolled = 48;
+  const int64_t blocks = std::min(most, m * n / 64 * k / (work / 64));
+  const double across = std::sqrt(static_cast<double>(blocks) * static_cast<double>(n) / static_cast<double>(m));
+  const Cut columns(n, std::min(blocks, static_cast<int64_t>(across)), least_columns, unrolled), rows(m, blocks / columns.pieces, least_rows);
   parallel_for(rows.pieces * columns.pieces, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Block at{i / columns.pieces * rows.size, i % columns.pieces * columns.size, 0, 0, n};
