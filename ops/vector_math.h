@@ -44,7 +44,7 @@ template <class C, class F> C row_max(int64_t n, F x, C least) {
 
 // N sums in f64, of terms that come in runs: side by side, then added up in one order.
 template <size_t N> struct Sums {
-  static constexpr int64_t lanes = 8;
+  static constexpr int64_t lanes = 16;
   double lane[N][lanes] = {};
   // f(i) gives the N terms of element i.
   template <class F> void add(int64_t n, F f) {
@@ -63,8 +63,11 @@ template <size_t N> struct Sums {
     std::memcpy(lane, s, sizeof s);
   }
   double total(size_t k) const {
-    const double* s = lane[k];
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    double s[lanes];
+    std::memcpy(s, lane[k], sizeof s);
+    for (int64_t half = lanes / 2; half > 0; half /= 2)
+      for (int64_t j = 0; j < half; ++j) s[j] += s[j + half];
+    return s[0];
   }
 };
 
