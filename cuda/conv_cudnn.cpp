@@ -156,15 +156,15 @@ bool build(Choice& plan, int64_t candidate) {
 
 // Kernels that cuDNN (seen in 9.19) compiles for a gradient and its addend may begin before the kernel ahead of them has ended, wait for
 // that before they read the gradient, and read the addend without waiting. What is no kernel keeps the two apart.
-void keep_apart() { check(cudaMemsetAsync(workspace(), 0, 1, stream()), "cudaMemsetAsync"); }
+void keep_apart() {
+  const Scratch anything(1);
+  check(cudaMemsetAsync(anything.as<>(), 0, 1, stream()), "cudaMemsetAsync");
+}
 
 void execute(const Choice& plan, Addresses& addresses) {
   if (addresses.contains(uid_addend)) keep_apart();
-  bool own = static_cast<size_t>(plan.workspace) > workspace_bytes;
-  Scratch large(own ? static_cast<size_t>(plan.workspace) : 0);
-  with_handle([&](cudnnHandle_t h) {
-    check(plan.graph->execute_plan_at_index(h, addresses, own ? large.as<void>() : workspace(), plan.candidate), "convolution");
-  });
+  const Scratch workspace(static_cast<size_t>(plan.workspace));
+  with_handle([&](cudnnHandle_t h) { check(plan.graph->execute_plan_at_index(h, addresses, workspace.as<>(), plan.candidate), "convolution"); });
 }
 
 // An engine of cuDNN 9.14 for weights' gradients in TF32 was seen to read beyond its operands where padding was 2 before and 1 after.
@@ -214,8 +214,6 @@ std::optional<Choice> make_plan(const Problem& p) {
 // Runs the problem's plan; false when there is none. `ms_apart`, to tune: how long another way takes.
 bool run_plan(const Problem& p, Addresses addresses, const Product& product, std::optional<double> ms_apart = {}) {
   static auto* plans = new Plans<Problem, Choice>;
-  static std::mutex one_at_a_time;  // the kernels of a plan hand on the workspace
-  std::lock_guard guard(one_at_a_time);
   auto plan = plans->find(p, make_plan, [&](const Problem&) { tune_plan(p, addresses, product, ms_apart); });
   if (plan && plan->as_product) return product();
   if (!plan || !plan->graph) return false;

@@ -1,4 +1,4 @@
-// Devices as this process knows them: the driver as a source of memory, staging, workspaces, faults.
+// Devices as this process knows them: the driver as a source of memory, staging, faults.
 #include "halftone/cuda/device_state.h"
 
 #include <algorithm>
@@ -190,15 +190,6 @@ Allocator::Pool* PoolScope::current(int device) {
   return p.device == device ? p.pool : nullptr;
 }
 
-void* workspace() {
-  DeviceState& state = device_state(device());
-  cudaStream_t on = stream();
-  std::lock_guard guard(state.workspace_lock);
-  void*& block = state.workspaces[on];
-  if (!block) block = state.allocator.allocate(workspace_bytes, on);  // outlives any graph: never from a pool
-  return block;
-}
-
 cudaStream_t take_stream(int device) {
   DeviceState& state = device_state(device);
   {
@@ -220,13 +211,6 @@ void give_back_stream(int device, cudaStream_t stream) {
   DeviceState& state = device_state(device);
   state.staging.forget(stream);
   state.allocator.adopt(stream, state.stream);
-  {
-    std::lock_guard guard(state.workspace_lock);
-    if (auto found = state.workspaces.find(stream); found != state.workspaces.end()) {
-      state.allocator.free(found->second);
-      state.workspaces.erase(found);
-    }
-  }
   std::lock_guard guard(state.idle_lock);
   state.idle.push_back(stream);
 }

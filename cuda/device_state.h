@@ -2,7 +2,6 @@
 // What this process keeps for each CUDA device that it uses: made at first use, never destroyed, because tensors in
 // static variables may be freed after everything else.
 #include <mutex>
-#include <unordered_map>
 
 #include "halftone/cuda/allocator.h"
 #include "halftone/cuda/runtime.h"
@@ -83,8 +82,6 @@ struct DeviceState {
   Fault* fault;  // pinned; one address on both sides
   std::mutex idle_lock;
   std::vector<cudaStream_t> idle;  // streams of ours that nobody has
-  std::mutex workspace_lock;
-  std::unordered_map<cudaStream_t, void*> workspaces;
 };
 DeviceState& device_state(int index);
 

@@ -84,6 +84,7 @@ struct Plan {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t left, right, out;
   cublasLtMatmulAlgo_t algorithm;
+  size_t workspace = 0;  // bytes
   int64_t copied = 0;  // bits: copied_a and so on
   bool tuned = false, by_3xtf32 = false;
 };
@@ -210,10 +211,12 @@ cublasLtHandle_t library() {
   return h;
 }
 
+constexpr size_t most_workspace = size_t{32} << 20;
+
 cublasLtMatmulPreferenceOpaque_t preference(const Problem& p) {
   cublasLtMatmulPreferenceOpaque_t wish;
   check(cublasLtMatmulPreferenceInit(&wish), "matmul preference");
-  set(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_bytes});
+  set(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{most_workspace});
   // Sums of a split k are formed in the accumulator's type, in a fixed order.
   set(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.b_align));
@@ -265,9 +268,10 @@ std::vector<Plan> plans_of(const Problem& problem, int64_t copied, int most, con
   else n = 0;
   std::vector<Plan> all;
   for (auto& f : std::span(found).first(static_cast<size_t>(n))) {
-    if (f.state != CUBLAS_STATUS_SUCCESS || f.workspaceSize > workspace_bytes) continue;
+    if (f.state != CUBLAS_STATUS_SUCCESS || f.workspaceSize > most_workspace) continue;
     if ((bias || p.adds) && is_16bit_dtype(static_cast<DType>(p.out_dtype)) && splits_k(f.algo)) continue;
     plan.algorithm = f.algo;
+    plan.workspace = f.workspaceSize;
     all.push_back(plan);
   }
   return all;
@@ -301,12 +305,10 @@ void call_library(const Problem& p, Plan plan, const Addresses& at) {
   bool wide = p.compute == CUBLAS_COMPUTE_64F;
   const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
   const void* beta = at.addend ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
-  // A product may be several kernels that hand on the workspace: no other thread's may come between them.
-  static std::mutex one_at_a_time;
-  std::lock_guard guard(one_at_a_time);
+  const Scratch workspace(plan.workspace);
   const void* c = at.addend ? at.addend : at.y;
   check(cublasLtMatmul(library(), &plan.operation, alpha, at.b, &plan.left, at.a, &plan.right, beta, c, &plan.out, at.y, &plan.out, &plan.algorithm,
-                       workspace(), workspace_bytes, stream()),
+                       workspace.as<>(), plan.workspace, stream()),
         "matmul");
 }
 void execute(const Problem& p, const Plan& plan, const Addresses& at) {

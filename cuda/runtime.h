@@ -107,8 +107,4 @@ HT_API FaultSite fault_site(const char* who);
 // Throws what kernels of a device noted, once. Never waits.
 void throw_faults(int device);
 
-// What a cuBLASLt or cuDNN call may use until the stream moves on: one block of this size per stream.
-inline constexpr size_t workspace_bytes = size_t{32} << 20;
-void* workspace();
-
 }  // namespace halftone::cuda
