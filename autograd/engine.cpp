@@ -330,22 +330,24 @@ Tensor Run::through_hooks(const std::vector<Numbered<TensorHook>>& hooks, Tensor
   return g;
 }
 
+Leaf::Final left(const Leaf& leaf, bool written) {
+  return {leaf.empty, leaf.stamp, written, leaf.buffer.defined(), leaf.buffer.defined() ? leaf.buffer.storage() : nullptr};
+}
 // Notes for a captured step what it assumed of this slot, and what replays leave in it.
 void note_capture(const std::shared_ptr<Body>& body, Leaf& leaf, bool reads) {
   CaptureLog* log = thread_state().capture;
   if (!log || leaf.capture == log->serial) return;
   leaf.capture = log->serial;
-  leaf.final_state = std::make_shared<Leaf::Final>(Leaf::Final{leaf.empty, leaf.stamp, false});
+  leaf.final_state = std::make_shared<Leaf::Final>(left(leaf, false));
   std::weak_ptr<Body> weak = body;
-  // The graph writes this very buffer; what the slot held matters only where the step read it before it wrote.
-  std::weak_ptr<Storage> buffer = leaf.buffer.defined() ? leaf.buffer.storage() : nullptr;
-  log->guards.push_back([weak, buffer, reads, had_buffer = leaf.buffer.defined(), empty = leaf.empty, scaler = leaf.stamp.scaler,
-                         age = leaf.stamp.age()] {
+  // The graph writes the buffer that it left; what the slot held before matters only where the step read it before it wrote.
+  log->guards.push_back([weak, reads, before = left(leaf, false), last = leaf.final_state, age = leaf.stamp.age()] {
     auto b = weak.lock();
     if (!b) return false;
     Leaf& now = meta_of(Tensor(b)).leaf();
-    bool same_buffer = !had_buffer || (now.buffer.defined() && now.buffer.storage() == buffer.lock());
-    return same_buffer && (!reads || (now.empty == empty && (empty || (now.stamp.scaler == scaler && now.stamp.age() == age))));
+    auto has = [&now](const Leaf::Final& f) { return !f.has_buffer || (now.buffer.defined() && now.buffer.storage() == f.buffer.lock()); };
+    auto as_before = [&] { return now.empty == before.empty && (now.empty || (now.stamp.scaler == before.stamp.scaler && now.stamp.age() == age)); };
+    return has(*last) && (!reads || (has(before) && as_before()));
   });
   log->undo.push_back([weak, before = leaf.buffer, empty = leaf.empty, stamp = leaf.stamp] {
     if (auto b = weak.lock()) {
@@ -368,7 +370,7 @@ void set_slot(Leaf& leaf, bool empty, const GradStamp& stamp) {
   leaf.empty = empty;
   leaf.stamp = stamp;
   CaptureLog* log = thread_state().capture;
-  if (log && leaf.capture == log->serial) *leaf.final_state = {empty, stamp, true};
+  if (log && leaf.capture == log->serial) *leaf.final_state = left(leaf, true);
 }
 
 bool can_become_buffer(const Tensor& g) {
@@ -588,13 +590,17 @@ void Tensor::zero_grad() const {
   if (!defined() || !body_->autograd || !is_leaf()) return;
   Leaf& l = body_->autograd->leaf();
   std::lock_guard guard(l.lock);
-  note_capture(body_, l, false);
   // A gradient of create_graph's is part of a graph, never a buffer. A large buffer's memory serves forward until backward needs it again,
-  // unless somebody else has the tensor, too, or a captured step writes there.
+  // unless somebody else has the tensor, too, or a captured step writes there. A step that is being captured lets it go, too: what it
+  // zeroes stays zeroed when it fails.
   constexpr int64_t large = 1 << 20;  // elements
   const Tensor& b = l.buffer;
   const bool can_go = b.defined() && (b.requires_grad() || (b.numel() >= large && !l.capture && can_become_buffer(b)));
-  if (can_go) l.buffer = {};
+  if (can_go) {  // before the capture notes the slot, and with it the buffer
+    l.buffer = {};
+    set_slot(l, true, {});
+  }
+  note_capture(body_, l, false);
   set_slot(l, true, {});
 }
 

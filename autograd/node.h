@@ -28,7 +28,13 @@ struct Leaf {
   std::vector<Numbered<std::function<void(const Tensor&)>>> post_accumulate;
 
   // While a step is captured: what the slot was when the step first looked, and what the step leaves.
-  struct Final { bool empty; GradStamp stamp; bool written; };
+  struct Final {
+    bool empty;
+    GradStamp stamp;
+    bool written = false;
+    bool has_buffer = false;
+    std::weak_ptr<Storage> buffer = {};
+  };
   uint64_t capture = 0;  // which one looked last: CaptureLog::serial
   std::shared_ptr<Final> final_state;
 };

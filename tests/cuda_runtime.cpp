@@ -496,6 +496,89 @@ TEST_CASE("gradient slots are part of what a graph is for") {
   check_same(run(true), run(false));
 }
 
+TEST_CASE("large gradients of a captured step are those of the eager one, in each of its graphs, wherever their memory is") {
+  NEEDS_GPUS(1);
+  constexpr int64_t width = 1024;  // weights are large enough that zero_grad gives back the memory of their gradients
+  auto train = [](bool captured) {
+    manual_seed(31);
+    nn::Sequential net(nn::Linear(width, width), nn::ReLU(), nn::Linear(width, width));
+    net.to(gpu);
+    optim::SGD opt(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+    auto step = [&](const Tensor& x) {
+      opt.zero_grad();
+      Tensor loss = square(net(x)).mean();
+      loss.backward();
+      opt.step();
+      return loss;
+    };
+    auto replayed = capture(step);
+    std::vector<Tensor> seen;
+    for (int i = 0; i < 16; ++i) {
+      Tensor x = randn({i % 2 ? 16 : 24, width}).to(gpu);  // shapes take turns, and with them graphs
+      seen.push_back((captured ? replayed(x) : step(x)).detach().clone());
+      for (auto& p : net.parameters()) seen.push_back(p.grad().clone());
+      if (i == 7) opt.zero_grad();
+      if (i == 9) net.parameters()[0].set_grad(ones({width, width}).to(gpu));  // not where the graphs write
+    }
+    if (captured) CHECK(replayed.replays() == 10);
+    for (auto& p : net.parameters()) seen.push_back(p.detach());
+    return seen;
+  };
+  check_same(train(true), train(false));
+}
+
+TEST_CASE("forward of a captured step has the memory of large gradients, too") {
+  NEEDS_GPUS(1);
+  constexpr int64_t width = 1024, rows = 2048;
+  nn::Sequential net(nn::Linear(width, width), nn::Tanh(), nn::Linear(width, width), nn::Tanh(), nn::Linear(width, width));
+  net.to(gpu);
+  optim::SGD opt(net.parameters(), {.lr = 0.1});
+  auto step = capture([&](const Tensor& x) {
+    opt.zero_grad();
+    Tensor loss = square(net(x)).mean();
+    loss.backward();
+    opt.step();
+    return loss;
+  });
+  Tensor x = randn({rows, width}).to(gpu);
+  auto peak = [&] {
+    reset_peak_memory(gpu);
+    step(x);
+    return memory_stats(gpu).peak;
+  };
+  step(x);
+  const int64_t eager = peak(), captured = peak(), copy_of_x = rows * width * 4, slack = 1 << 20;
+  CHECK(step.replays() == 1);
+  CHECK(captured <= eager + copy_of_x + slack);
+}
+
+TEST_CASE("large gradients that a step had zeroed stay zeroed when it cannot be captured, and everything goes on") {
+  NEEDS_GPUS(1);
+  nn::Linear net(1024, 1024);
+  net.to(gpu);
+  optim::SGD opt(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  bool ask = false;
+  auto step = capture([&](const Tensor& x) {
+    opt.zero_grad();
+    Tensor loss = square(net(x)).mean();
+    loss.backward();
+    if (ask) loss.item();
+    opt.step();
+    return loss;
+  });
+  Tensor x = randn({16, 1024}).to(gpu);
+  for (int i = 0; i < 2; ++i) step(x);
+  const Tensor weight = net.parameters()[0], before = weight.detach().clone();
+  ask = true;
+  CHECK_THROWS_WITH(step(x), Contains("item: waits for the device"));
+  ask = false;
+  CHECK(!weight.grad().defined());
+  check_same({weight.detach()}, {before});
+  for (int i = 0; i < 3; ++i) step(x);
+  CHECK(step.replays() == 3);
+  CHECK(weight.grad().defined());
+}
+
 TEST_CASE("weights that change between replays are seen through their 16-bit copies") {
   NEEDS_GPUS(1);
   Net net(23);
