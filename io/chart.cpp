@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "halftone/io/file.h"
+#include "halftone/io/utf8.h"
 
 namespace halftone::io {
 namespace {
@@ -190,7 +191,7 @@ class Chart : Drawing {
     constexpr int row = 18;
     Point at{static_cast<double>(left_), 0};
     for (const Curve& c : curves_) {
-      const double width = 24 + 6.6 * static_cast<double>(c.name.size());
+      const double width = 24 + 6.6 * text::columns(c.name);
       if (at.x > left_ && at.x + width > right_) at = {static_cast<double>(left_), at.y + row};
       names_.push_back(at);
       at.x += width + 24;
@@ -256,13 +257,13 @@ class Bars : Drawing {
  public:
   Bars(const std::vector<BarGroup>& groups, const BarChartOptions& o) : groups_(groups), o_(o), x_(0, 0, false, false, 1) {
     double high = std::abs(o.mark) < largest ? std::max(o.mark, 0.0) : 0;
-    size_t letters = 0;
+    int letters = 0;
     for (const BarGroup& g : groups)
       for (const Bar& b : g.bars) {
         if (std::abs(b.value) < largest) high = std::max(high, b.value);
-        letters = std::max(letters, b.name.size());
+        letters = std::max(letters, text::columns(b.name));
       }
-    left_ = 36 + 6.6 * static_cast<double>(letters);
+    left_ = 36 + 6.6 * letters;
     right_ = std::max(left_ + 40.0, o.width - 160.0);  // notes stand behind the bars
     x_ = Axis(0, high > 0 ? high : 1, false, true, std::max(2, static_cast<int>(right_ - left_) / 60));
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "halftone/core/thread_state.h"
+#include "halftone/io/utf8.h"
 
 namespace halftone {
 namespace {
@@ -72,14 +73,10 @@ std::string clock_time(double seconds) {  // 0:07, 1:02:03
   return text::cat(s / 3600, ":", two_digits(s / 60 % 60), ":", rest);
 }
 
-bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0u) == 0x80; }  // not the first byte of a character
-int columns(std::string_view s) {
-  return static_cast<int>(std::count_if(s.begin(), s.end(), [](char c) { return !continues(c); }));
-}
 std::string cut(const std::string& s, int width) {
   size_t end = 0;
   for (int n = 0; end < s.size(); ++end)
-    if (!continues(s[end]) && ++n > width) break;
+    if (!text::continues_character(s[end]) && ++n > width) break;
   return s.substr(0, end);
 }
 
@@ -143,7 +140,7 @@ struct ProgressBar::State {
     const int width = std::max(out.width() - 1, 1);  // a full line would move the cursor to the next
     const std::string head = label.empty() ? "" : label + " ";
     std::string line = "\r";
-    const int room = width - columns(head) - columns(rest) - 6;  // "100% " and a space after the bar
+    const int room = width - text::columns(head) - text::columns(rest) - 6;  // "100% " and a space after the bar
     if (steps > 0 && room >= 5) {
       const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(steps));
       std::string percent = std::to_string(static_cast<int>(100 * share)) + "% ";

@@ -118,6 +118,14 @@ TEST_CASE("names that do not fit beside each other begin new rows of the legend,
   CHECK(svg.find("width=\"600\" height=\"456\"") != std::string::npos);
 }
 
+TEST_CASE("a name takes the room of its characters, whatever their bytes") {
+  auto rows = [](const char* name) {
+    const std::string svg = line_chart(std::vector<Curve>(8, {name, {1, 2}}), {.width = 600});
+    return count(svg, "y=\"24.0\" text-anchor=\"start\"");  // in the first row
+  };
+  CHECK(rows("обучение") == rows("training"));
+}
+
 TEST_CASE("gaps split a curve, and a lone point is a dot") {
   const std::string svg = line_chart({{"a", {1, 2, not_a_number, 3, infinite, 1, 2}}});
   CHECK(count(svg, "<polyline") == 2);
