@@ -27,7 +27,8 @@ struct CaptureLog {
   std::vector<std::function<bool()>> guards;
   // What a replay does to host-side state.
   std::vector<std::function<void()>> effects;
-  // Run, last first, when the step fails: nothing of it has reached the device, so nothing may have changed on the host.
+  // Run, last first, when the step fails: nothing of it has reached the device, so nothing may have changed on the host, but that a
+  // large gradient which it had zeroed stays so (Tensor::zero_grad).
   std::vector<std::function<void()>> undo;
   // Every call that reached a kernel.
   virtual void launched(const Call& call, std::span<const Tensor> out) = 0;

@@ -134,7 +134,8 @@ template <class C> BlockProduct<C> library_product() {
   else return nullptr;
 }
 
-// A side of n cut into about as many pieces as wanted, none of them of fewer than `least` but the last; their sizes are multiples of 16.
+// A side of n cut into about as many pieces as wanted, none of them of fewer than `least` but the last; their sizes are multiples of 16, and not
+// 16 above a multiple of `unrolled`.
 struct Cut {
   int64_t size, pieces;
   Cut(int64_t n, int64_t wanted, int64_t least, int64_t unrolled = 1) {
